@@ -6,8 +6,11 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' -)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
+# Some containers forbid Python to keep compiled modules. Then each process that a test starts compiles
+# all of pymq again, which takes a node three times as long as to start.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak bench figures docs lint spark venv lock clean
+.PHONY: demo test quick soak bench kafka figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -41,7 +44,12 @@ lint: .venv/made-test-$(KEY)
 	$(BIN)/mypy
 
 bench: .venv/made-bench-$(KEY)
+	-$(BIN)/python -m benchmarks.kafka.jars  # without them Kafka is reported as missing
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The jars of a Kafka and of Spark's Kafka connector, 50 MB in the user's cache folder, for `make bench`.
+kafka: .venv/made-bench-$(KEY)
+	$(BIN)/python -m benchmarks.kafka.jars
 
 # What examples/spark_pipeline.py needs, which asks for it by itself; Java 17 is yours to install.
 spark: .venv/made-spark-$(KEY)

@@ -21,7 +21,7 @@ RUNS = {"tiny": 1, "default": 2, "long": 5}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = _options(arguments)
     if options.list:
         for part in all_parts():
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = round(time.perf_counter() - start)
     _tell("")
     if not is_whole:
-        print("interrupted; what was measured until then:")
+        print("interrupted; the results so far:")
     about |= {
         "scale": options.scale,
         "runs": runs,
@@ -59,7 +59,7 @@ def _run(
 ) -> tuple[list[PartResult], bool]:
     """Run the parts, which take an hour.
 
-    After an interrupt the results of the finished parts are kept.
+    An interrupt keeps the results of the finished parts.
     """
     results = []
     try:
@@ -78,15 +78,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     scale = parser.add_mutually_exclusive_group()
     for name, help_ in (
-        ("long", "four times the records, five runs, 10 GiB to open again; takes hours"),
-        ("tiny", "only try whether everything works; the figures mean nothing"),
+        ("long", "four times the records, five runs, reopening 10 GiB; takes hours"),
+        ("tiny", "only check that everything works; the figures mean nothing"),
     ):
         scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=help_)
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each side")
     for option, name, help_ in (
         ("json", "bench.json", "all figures, for `make figures` and other programs"),
         ("png", "bench.png", "a picture of the goals"),
-        ("curves", "bench-growth.png", "a picture of how it grows (parts G1 to G5)"),
+        ("curves", "bench-growth.png", "the pictures of growth (parts G1 to G5)"),
     ):
         where = f"where to write {help_}; by default build/{name}"
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""How pymq grows, as pictures: a row a part, a panel a measure, a line a side."""
+"""How pymq grows, as pictures: one row per part, one panel per measure, one line per side."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def _panel(axes: Axes, result: PartResult, what: str) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.25)
     low, high = axes.get_ylim()
-    if high / low < 30:  # a log axis would show noise as a slope
+    if high / low < 30:  # a logarithmic axis would show noise as a slope
         low, high = axes.set_ylim(low / 3, high * 3)
-    # The axis has few powers of ten; with more labels between them a reader can read off a value.
+    # The axis has few powers of ten; more labels between them let a reader read off a value.
     between = (1.0,) if high / low > 1e3 else (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(subs=between))
     plain(axes, f"{result.part.name}  {what}, {unit}")

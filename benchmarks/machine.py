@@ -1,4 +1,4 @@
-"""The machine and the versions, without which no figure means anything."""
+"""The computer and the versions, without which no figure means anything."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sqlite3
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from benchmarks.kafka import jars
 
 PACKAGES = (
     "attrs",
@@ -39,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """Describe the machine as far as it may affect results; *folder* is where the data goes."""
+    """Describe the machine as far as it may affect results; *folder* is the folder for the data."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -52,12 +54,13 @@ def describe(folder: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "pymq": _commit(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := _version(name))}
+        | {each.name: each.version for each in jars.ALL.values() if not jars.missing(each.name)},
     }
 
 
 def load() -> float:
-    """Return how many processes wanted to run in the last minute."""
+    """Return the load: how many processes wanted to run in the last minute."""
     return round(os.getloadavg()[0], 2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.report import compact, figure, share, split
 
 Found = dict[str, Any]  # the result of ``benchmarks.report.as_json``
-# The facts shown of parts that were measured later than the others.
+# The facts to show about parts that were measured later than the others.
 AGAIN = ("pymq", "date", "cpu", "runs", "scale", "cores", "load", "load_after")
 
 
@@ -79,7 +79,7 @@ def headlines(found: Found) -> str:
     return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
 
 
-# The README's rows: the work, the part, pymq's side, and the measure, which the peers have too.
+# The README's rows: the work, the part, pymq's side, and the measure of pymq and its peers.
 FRONT = (
     ("put, synced every 1,000 records, one process", "E1-put-durable", "pymq send_many", "put"),
     ("put, synced each record, one process", "E4-one-durable", "pymq", "put"),
@@ -93,8 +93,8 @@ FRONT = (
         "4 workers",
     ),
 )
-# The peers, each with its sides; of a peer's sides the best one counts. Without a Kafka, its C
-# client is measured on its own test broker, in memory.
+# The peers, each with its sides; the best side of each peer counts. Without a Kafka broker, Kafka's
+# C client runs against its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),
     ("Kafka's C client on its mock broker", ("confluent",)),
@@ -146,7 +146,7 @@ def _headline(part: Found, goal: Found) -> tuple[str, ...]:
 
 def _value(part: Found, side: str, measure: str) -> str:
     (found,) = [each for each in part["sides"] if each["name"] == side]
-    # A peer's figure may have another measure than pymq's, for example the best of several.
+    # A peer's figure may be of another measure than pymq's, for example the best of several.
     name = measure if measure in found["median"] else next(iter(found["median"]))
     return f"{figure(found['median'][name])} {found['units'][name]}"
 
@@ -203,7 +203,7 @@ def queues(found: Found) -> str:
 
 
 def _goal(part: Found, goal: Found) -> tuple[str, str, str]:
-    """Return a goal, what was reached of it, and whether that is enough."""
+    """Return a goal, the reached share of it, and whether that is enough."""
     low, high = goal["at_least"], goal["at_most"]
     what = f"{part['name']}, {goal['side']}, {goal['measure']}: "
     what += f"at least {low:g}" if low is not None else f"at most {high:g}"

@@ -2,7 +2,7 @@
 process.
 
 A side prepares its data, is warmed up, and returns its measures by name. This module imports
-neither pymq nor a peer, so the process of one side holds nothing of another.
+neither pymq nor a peer, so the process of one side contains nothing of another side.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Job:
         return self.count(usual) if self.scale == "tiny" else usual
 
     def few(self, usual: int) -> int:
-        """Like :meth:`count`, for work so slow that a thousand records are a large number."""
+        """Like :meth:`count`, for slow work, where a thousand records are many."""
         return max(16, round(usual * SHARE[self.scale]))
 
     def pick(self, *, tiny: int, default: int, long: int | None = None) -> int:
@@ -54,8 +54,8 @@ class Job:
     def warm(self, size: int) -> None:
         """Touch *size* bytes of page cache and free them.
 
-        A virtual machine gives idle memory back to its host: the first write of fresh pages runs at
-        a tenth of the usual speed.
+        A virtual machine returns idle memory to its host: the first writes to fresh pages run at a
+        tenth of the usual speed.
         """
         path, block = self.folder / "warm", bytes(CHUNK)
         with path.open("wb", buffering=0) as file:
@@ -109,6 +109,7 @@ class Needs(NamedTuple):
 
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    jars: tuple[str, ...] = ()  # sets of jars by name, see benchmarks.kafka.jars
 
 
 NOTHING = Needs()
@@ -188,7 +189,7 @@ class Part:
     units: Mapping[str, Unit] = field(default_factory=dict)  # units of measures that are not rates
     runs_max: int = 100  # fewer for slow work that hardly varies
     axis: str = ""  # for a curve: the meaning of the number at the end of each measure's name
-    patience: int = 1  # times the usual timeout
+    patience: int = 1  # multiple of the usual timeout
 
     def unit(self, measure: str) -> Unit:
         """Return the unit of *measure*."""

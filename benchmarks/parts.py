@@ -19,6 +19,7 @@ MODULES = (
     "benchmarks.network.one",
     "benchmarks.network.three",
     "benchmarks.network.old",
+    "benchmarks.kafka.door",
     "benchmarks.growth.records",
     "benchmarks.growth.partitions",
     "benchmarks.growth.consumers",

@@ -13,7 +13,7 @@ from benchmarks.runner import PartResult
 def draw(
     results: Sequence[PartResult], machine: dict[str, Any], goals: Path, curves: Path
 ) -> list[Path]:
-    """Write those pictures that have data; returns their files."""
+    """Write those pictures that have data; return their files."""
     written = []
     if plain := [result for result in results if not result.part.axis]:
         plot.draw(plain, machine, goals)

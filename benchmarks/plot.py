@@ -53,7 +53,7 @@ def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> 
 
 
 def _share(found: GoalResult) -> float:
-    """Return the reached share of a goal; above 1 it is exceeded."""
+    """Return the reached share of a goal; above 1, the goal is exceeded."""
     assert found.reached is not None
     goal = found.goal
     if goal.at_least is not None:

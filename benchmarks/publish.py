@@ -22,7 +22,7 @@ BEGIN, END = "<!-- figures: written by `make figures` -->", "<!-- end of figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Publish the results in a folder, by default ``build``; returns the exit code."""
+    """Publish the results in a folder, by default ``build``; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     source = Path(given[0]) if given else BUILD
     if not (source / "bench.json").exists():
@@ -49,7 +49,7 @@ def names(found: markdown.Found) -> set[str]:
 
 
 def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
-    """Return the results published *before*, with older ones replaced by those in *found*."""
+    """Return the results published *before*; results in *found* replace older ones."""
     if names(before) <= names(found):
         return found
     again = {
@@ -61,7 +61,7 @@ def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
 
 
 def with_figures(page: str, found: markdown.Found) -> str:
-    """Return the page, with the table of *found* between its two marker comments."""
+    """Return the page, with the table of *found* between the two marker comments."""
     before, rest = page.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n{section(found)}\n{END}{after}"

@@ -23,13 +23,13 @@ def figure(value: float) -> str:
 def share(value: float) -> str:
     """Format a ratio.
 
-    Small ratios get more digits, so that a ratio just below its goal is visible as such.
+    Small ratios get more digits, so that a reader can see that a ratio is just below its goal.
     """
     return f"{value:.3f}" if value < 2 else figure(value)
 
 
 def rows(result: PartResult) -> list[tuple[str, ...]]:
-    """Return a part's rows: one a side and measure, and more for a side with more goals."""
+    """Return a part's rows: one per side and measure, and more for a side with several goals."""
     found: list[tuple[str, ...]] = []
     for name, side in result.sides.items():
         if problem := _problem(side):
@@ -47,7 +47,9 @@ def rows(result: PartResult) -> list[tuple[str, ...]]:
 
 
 def curves(result: PartResult) -> list[tuple[str, ...]]:
-    """Return the table of a part along an axis: a row a side and measure, a column a step."""
+    """Return the table of a part along an axis: one row per side and measure, one column
+    per step.
+    """
     steps = sorted(
         {step for side in result.sides.values() for _, step in map(split, side.measures)}
     )
@@ -101,7 +103,7 @@ def _goal(found: GoalResult) -> tuple[str, str, str]:
 
 
 def show(results: Sequence[PartResult], machine: dict[str, Any]) -> None:
-    """Print everything; with rich if that is installed."""
+    """Print everything, with rich if it is installed."""
     print(_machine(machine))
     try:
         _show_rich(results)
@@ -127,7 +129,7 @@ def _show_rich(results: Sequence[PartResult]) -> None:
         table = Table(
             title=f"{result.part.name}: {result.part.title}",
             title_justify="left",
-            min_width=min(console.width, 100),  # so that a narrow table does not break the title
+            min_width=min(console.width, 100),  # so that the title fits above a narrow table
             title_style="bold",
             box=None,
             pad_edge=False,
@@ -170,7 +172,7 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def summary(results: Sequence[PartResult]) -> str:
-    """Return how many goals were met, and which were not."""
+    """Return how many goals were met, and which goals were not."""
     goals = [goal for result in results for goal in result.goals if goal.goal.bound]
     met = sum(goal.is_met is True for goal in goals)
     text = f"{met} of {len(goals)} goals met"
@@ -219,7 +221,7 @@ def as_json(results: Sequence[PartResult], machine: dict[str, Any]) -> dict[str,
 
 
 def from_json(found: dict[str, Any], parts: Sequence[Part]) -> list[PartResult]:
-    """Load the JSON of :func:`as_json`, for those *parts* and sides that still exist."""
+    """Load the JSON of :func:`as_json`, for *parts* and sides that still exist."""
     known = {part.name: part for part in parts}
     results = []
     for told in found["parts"]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.kafka import jars
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Measures, Part, Side
 from benchmarks.network.servers import find_program
@@ -35,23 +36,23 @@ class SideResult:
 
     side: Side
     runs: list[Measures] = field(default_factory=list)
-    missing: str | None = None  # the module that is not installed
+    missing: str | None = None  # what it needs and is not there
     error: str | None = None
     trace: str = ""  # traceback of the error
 
     def median(self, measure: str) -> float | None:
-        """The median of all runs."""
+        """Return the median of all runs."""
         found = [run[measure] for run in self.runs if measure in run]
         return statistics.median(found) if found else None
 
     def spread(self, measure: str) -> tuple[float, float]:
-        """The lowest and the highest run."""
+        """Return the lowest and the highest run."""
         found = [run[measure] for run in self.runs if measure in run]
         return min(found), max(found)
 
     @property
     def measures(self) -> list[str]:
-        """The names of the measures."""
+        """Return the names of the measures."""
         return list(self.runs[0]) if self.runs else []
 
 
@@ -61,7 +62,7 @@ class GoalResult:
 
     goal: Goal
     reached: float | None  # None: pymq, or all of its peers, could not be measured
-    peer: str = ""  # the best of its peers
+    peer: str = ""  # the best peer
 
     @property
     def is_met(self) -> bool | None:
@@ -95,7 +96,7 @@ class PartResult:
         return GoalResult(goal, self._ratio(goal.ours, best), best.side)
 
     def _median(self, at: At) -> float | None:
-        side = self.sides.get(at.side)  # An earlier run may have fewer sides.
+        side = self.sides.get(at.side)  # an earlier run may have fewer sides
         return side.median(at.measure) if side is not None else None
 
     def _ratio(self, ours: At, peer: At) -> float:
@@ -105,7 +106,7 @@ class PartResult:
 
 
 def missing(side: Side) -> str | None:
-    """Return the first module or program that *side* needs and that is missing."""
+    """Return the first module, program or set of jars that *side* needs and that is missing."""
     for name in side.needs.programs:
         if not find_program(name):
             return name
@@ -115,13 +116,13 @@ def missing(side: Side) -> str | None:
                 return name
         except ModuleNotFoundError:
             return name
-    return None
+    return next(filter(None, map(jars.missing, side.needs.jars)), None)
 
 
 def run_part(
     part: Part, folder: Path, scale: str, runs: int, told: Callable[[str], object]
 ) -> PartResult:
-    """Run all sides of *part* in turn, *runs* times; calls *told* with the progress."""
+    """Run all sides of *part* in turn, *runs* times; call *told* with the progress."""
     sides = {side.name: SideResult(side, missing=missing(side)) for side in part.sides}
     home = folder / part.name
     rounds = min(runs, part.runs_max)
@@ -182,7 +183,7 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End the worker, and the servers that it has started."""
+    """End the worker, and the servers that the worker has started."""
     process.terminate()
     try:
         process.communicate(timeout=STOP_S)

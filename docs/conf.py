@@ -4,8 +4,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
-# A class whose base is a mock has no signature; and taskiq imports FastAPI where that is installed,
-# which fails if OpenTelemetry is a mock by then.
+# A class whose base is a mock has no signature. And taskiq imports FastAPI if FastAPI is installed,
+# which fails if OpenTelemetry is already a mock.
 import faststream  # noqa: E402, F401 # before the mocks
 import taskiq  # noqa: E402, F401 # before the mocks
 
@@ -16,19 +16,20 @@ author = "The pymq authors"
 copyright = "The pymq authors"
 release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-extensions += ["reference", "figures", "breaks"]  # ours, in docs/_ext
+extensions += ["reference", "figures", "breaks"]  # pymq's own extensions, in docs/_ext
 exclude_patterns = ["_build", "_ext", "Thumbs.db"]
-smartquotes = False  # settings are read off the pages: --quick is no dash, "os" no quotation
-nitpicky = True  # a name in a docstring that leads nowhere is an error, as a broken link is
+smartquotes = False  # pages show settings literally: --quick is no dash, "os" no quotation
+nitpicky = True  # an unknown name in a docstring is an error, like a broken link
 
 myst_heading_anchors = 3  # so that pages can link to each other's sections
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-# The packages that the build of the reference does without.
+# Packages that need not be installed to build the reference.
 autodoc_mock_imports = ["kazoo", "opentelemetry", "pandas", "pyarrow", "pyspark", "pytest", "zmq"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {"Gate": "Gate", "Records": "Records"}  # unions that nobody would read
+# aliases, because the full unions are too long to read
+autodoc_type_aliases = {"Gate": "Gate", "Records": "Records"}
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

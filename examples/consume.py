@@ -1,7 +1,7 @@
 """Read flights from a cluster as a member of a group, and print how late each carrier was.
 
 Start this program several times with one group: the members share the partitions, and each flight
-goes to one of them. Acknowledged flights do not come again.
+goes to one of them. The group does not deliver acknowledged flights again.
 
 python examples/consume.py --url zmq+tcp://127.0.0.1:7878 --group delays
 """
@@ -22,8 +22,10 @@ def main() -> None:
     parser.add_argument("--topic", default="flights")
     parser.add_argument("--group", default="delays")
     parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--curve-dir", help="keys, if the cluster has some: see pymq keys")
-    parser.add_argument("--principal", help="whose key is mine, if there are several there")
+    parser.add_argument(
+        "--curve-dir", help="folder of keys, if the cluster uses keys: see pymq keys"
+    )
+    parser.add_argument("--principal", help="the name of your key, if the folder has several")
     args = parser.parse_args()
 
     flights, minutes = Counter[str](), Counter[str]()

@@ -2,7 +2,7 @@
 
     python examples/faststream_app.py  # in this folder's shop-data, with handlers in this process
 
-On brokers the handlers may also be processes of their own, as many as you like:
+On brokers the handlers may also run in separate processes, as many as you like:
 
     export PYMQ_URL=zmq+tcp://127.0.0.1:7878
     faststream run examples.faststream_app:app --workers 2 &
@@ -29,7 +29,7 @@ app = FastStream(broker)
 
 
 class Order(BaseModel):
-    """What a customer buys."""
+    """An order of a customer."""
 
     customer: str
     euros: int
@@ -43,7 +43,7 @@ class Order(BaseModel):
 )
 @broker.publisher("receipts")
 async def charge(order: Order, message: PymqMessage) -> str:
-    """Fail the first time, and succeed half a second later; who asked waits for it."""
+    """Fail the first time, and succeed half a second later; the requester waits for the result."""
     if message.delivery_count == 1:
         raise ConnectionError("the bank is busy")
     return f"{order.customer} paid {order.euros} euros"
@@ -51,18 +51,18 @@ async def charge(order: Order, message: PymqMessage) -> str:
 
 @broker.subscriber("receipts", group="archive", batch=True)
 async def archive(receipts: list[str], logger: Logger) -> None:
-    """Take what there is."""
+    """Handle all messages that have arrived."""
     logger.info("%d receipts", len(receipts))
 
 
 @broker.subscriber("reminders")
 async def remind(customer: str) -> str:
-    """Answer to the topic that the message names."""
+    """Return a reply, which goes to the topic that the message names."""
     return f"{customer}, was the tea good?"
 
 
 async def main() -> None:
-    """Send an order and a reminder, and print what comes back."""
+    """Send an order and a reminder, and print the replies."""
     answers = broker.subscriber("answers", mode="reader", offset="end")
     async with broker:
         await broker.start()

@@ -26,15 +26,17 @@ from pymq.testing.zookeeper import ZooKeeper
 
 
 def main() -> int:
-    """Start all nodes, wait for the end, stop them all; returns 1 if a node did not start.
+    """Start all nodes, wait for the end, stop them all; return 1 if a node did not start.
 
-    A node that ends later may be restarted, as the tutorial does with one that it kills.
+    A node may end later, and be restarted by hand: the tutorial kills one.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="cluster", type=Path, help="a folder (%(default)s)")
     parser.add_argument("--port", default=7878, type=int, help="of the first zkserver")
     parser.add_argument("--brokers", default=3, type=int)
-    parser.add_argument("--http", metavar="HOST:PORT", help="where to serve the page (nowhere)")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="address of the web page (default: none)"
+    )
     parser.add_argument("--coordinator", help="zookeeper://HOSTS/ROOT or sqlite:PATH")
     parser.add_argument("--curve-dir", type=Path, help="a folder of keys, with a policy")
     args = parser.parse_args()
@@ -48,7 +50,7 @@ def main() -> int:
 
 
 def start_coordinator(data: Path, stack: ExitStack) -> str:
-    """Start ZooKeeper if it is installed, or use a file; a later start uses the same one again."""
+    """Start ZooKeeper if it is installed, or use a file; later starts use the same one."""
     file = data / "zkserver.db"
     if not file.exists():
         try:

@@ -4,20 +4,22 @@ python -m examples.postgres_cdc 'host=127.0.0.1 dbname=shop' items --url zmq+tcp
 pymq table sync zmq+tcp://127.0.0.1:7878 items lake/items --columns 'id long, name string'
 
 Needs psycopg, a server with `wal_level = logical`, and a table with a primary
-key. Each changed row becomes a record: its key is the primary key, its value the row, both JSON; a
-deleted row is a tombstone. Changes of one row keep their order. For rows of before the first start:
-`UPDATE items SET id = id`.
+key. Each changed row becomes a record, with the primary key as its key and the row as its value,
+both as JSON; a deleted row becomes a tombstone. Changes of one row keep their order. To capture
+rows from before the first start, run `UPDATE items SET id = id`.
 
-The process may be killed at any moment. It reads changes from a replication slot without consuming
-them, and does for each batch of transactions, in this order:
+You may kill the process at any moment. The process reads changes from a replication slot without
+consuming them, and then, for each batch of transactions, takes these steps:
 
 1. send the changes, by a named producer, and wait until they are acknowledged;
-2. write the position and the number of records in each partition up to there to `items.position`;
+2. write the position, and the number of records in each partition up to that position, to
+   `items.position`;
 3. advance the slot.
 
-A process that starts reads the last position, and leaves out the transactions before it. Of the
-changes after it the dead process may have sent some. The producer knows how many records it ever
-wrote to each partition (`next_sequence`): that number less the one of the position are left out.
+At its start, a process reads the last position, and skips the transactions before it. The dead
+process may have sent some of the changes after the position. The producer knows the total number of
+records that it has written to each partition (`next_sequence`); the process skips that number minus
+the number in the position.
 """
 
 from __future__ import annotations
@@ -37,21 +39,22 @@ from psycopg import sql
 
 import pymq
 
-TRANSACTIONS = 1000  # changes that are read at a time; the last transaction comes whole
-POLL_S = 0.2  # between two looks at an idle slot
+# changes that are read at a time; the last transaction is always read as a whole
+TRANSACTIONS = 1000
+POLL_S = 0.2  # pause between two reads of an idle slot
 TOMBSTONE = ("pymq.tombstone", b"")
 INTEGERS, FLOATS, BOOLEAN = (20, 21, 23), (700, 701), 16  # type ids of PostgreSQL
 
 
 def main() -> int:
-    """Capture changes until Ctrl-C, or those that exist now."""
+    """Capture changes until Ctrl-C, or only the existing changes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dsn", help="the database, as 'host=127.0.0.1 dbname=shop'")
     parser.add_argument("table", help="NAME, or SCHEMA.NAME")
     parser.add_argument("--url", required=True, help="the queue")
     parser.add_argument("--topic", help="by default the name of the table")
     parser.add_argument("--partitions", type=int, default=2, help="of a new topic (%(default)s)")
-    parser.add_argument("--once", action="store_true", help="end with the changes that exist now")
+    parser.add_argument("--once", action="store_true", help="stop after the changes that exist now")
     args = parser.parse_args()
     topic = args.topic or args.table.rpartition(".")[2]
     with psycopg.connect(args.dsn, autocommit=True) as database, pymq.open(args.url) as mq:
@@ -66,10 +69,10 @@ def main() -> int:
 
 
 class Position(NamedTuple):
-    """How far the topic is."""
+    """The progress of the topic."""
 
     lsn: int  # end of the last transaction whose changes are all in the topic
-    sent: dict[str, int]  # by partition: records up to there
+    sent: dict[str, int]  # by partition: the number of records up to that transaction
 
 
 class Capture:
@@ -96,10 +99,10 @@ class Capture:
         )
 
     def step(self) -> bool:
-        """Move some transactions; returns whether there were any."""
+        """Move some transactions; return whether there were any."""
         end, changes = self._decoder.read(self._peek(), self._position.lsn)
         if end <= self._position.lsn:
-            self._advance()  # A process may have died before it did.
+            self._advance()  # an earlier process may have died before advancing
             time.sleep(POLL_S)
             return False
         sent = Counter(self._position.sent)
@@ -131,7 +134,7 @@ class Capture:
         return [bytes(data) for (data,) in found]
 
     def _advance(self) -> None:
-        """Let the server forget what is in the topic."""
+        """Let the server drop the changes that are in the topic."""
         self._database.execute(
             "SELECT pg_replication_slot_advance(slot_name, %s::pg_lsn) FROM pg_replication_slots "
             "WHERE slot_name = %s AND confirmed_flush_lsn < %s::pg_lsn",
@@ -140,7 +143,7 @@ class Capture:
 
 
 def prepare(database: psycopg.Connection, table: str, slot: str) -> list[str]:
-    """Create publication and slot if they are not there; returns the columns of the primary key."""
+    """Create publication and slot if they do not exist; return the columns of the primary key."""
     key = database.execute(
         "SELECT attname FROM pg_index JOIN pg_attribute ON attrelid = indrelid "
         "AND attnum = ANY(indkey) WHERE indrelid = %s::regclass AND indisprimary "
@@ -151,7 +154,7 @@ def prepare(database: psycopg.Connection, table: str, slot: str) -> list[str]:
         raise SystemExit(f"error: {table} has no primary key")
     name = sql.Identifier(*table.split("."))
     if not database.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (slot,)).fetchone():
-        # Else PostgreSQL leaves large values out of an update that does not change them.
+        # Otherwise PostgreSQL omits large values that an update does not change.
         database.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
         query = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
         database.execute(query.format(sql.Identifier(slot), name))
@@ -182,7 +185,7 @@ class Change(NamedTuple):
     """A changed row."""
 
     key: bytes
-    value: bytes | None  # None: it was deleted
+    value: bytes | None  # None: the row was deleted
 
 
 class Relation(NamedTuple):

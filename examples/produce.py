@@ -1,4 +1,4 @@
-"""Send the flights that left New York in 2013 to a cluster: each is safe on a majority of brokers.
+"""Send the flights that left New York in 2013 to a cluster, each to a majority of the brokers.
 
 python examples/produce.py --url zmq+tcp://127.0.0.1:7878
 """
@@ -22,8 +22,10 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--limit", type=int, help="no more than so many")
-    parser.add_argument("--curve-dir", help="keys, if the cluster has some: see pymq keys")
-    parser.add_argument("--principal", help="whose key is mine, if there are several there")
+    parser.add_argument(
+        "--curve-dir", help="folder of keys, if the cluster uses keys: see pymq keys"
+    )
+    parser.add_argument("--principal", help="the name of your key, if the folder has several")
     args = parser.parse_args()
 
     with pymq.open(args.url, curve_dir=args.curve_dir, principal=args.principal) as mq:
@@ -39,7 +41,7 @@ def main() -> None:
             for flight in flights:  # All flights of an aircraft keep their order.
                 key = flight.tail.encode() if flight.tail else None
                 producer.send(args.topic, flight.to_json(), key=key)
-        # Leaving the block has waited for every acknowledgement; a failure would have been raised.
+        # Leaving the block waits for every acknowledgement, and raises an error if a record failed.
         seconds = time.perf_counter() - began
     print(f"sent {len(flights)} flights in {seconds:.1f} s")
 

@@ -21,16 +21,17 @@ def main(folder: str = "quickstart-data") -> None:
             for number in range(10):
                 order = json.dumps({"number": number, "euros": 10 * number})
                 producer.send("orders", order.encode(), key=f"customer-{number % 3}".encode())
-        # Leaving the block waits until all records are written; a failure would be raised there.
+        # Leaving the block waits until all records are written, and raises an error if one failed.
 
-        # Work is shared: each order goes to one worker, repeatedly until it is acknowledged.
+        # The workers share the orders: each order goes to one worker, again and again until
+        # acknowledged.
         workers = [threading.Thread(target=work, args=(mq, name)) for name in ("ann", "bob")]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
 
-        # Reading is not shared: this consumer gets every order, from the beginning.
+        # A reader shares nothing: this consumer gets every order, from the beginning.
         with mq.consumer("orders", mode="psb", offset="begin") as auditor:
             total = sum(json.loads(record.value)["euros"] for record in auditor.until_end())
         print(f"all orders so far: {total} euros")

@@ -18,8 +18,8 @@ async def main(folder: str = "quickstart-data") -> None:
 
             async def sensor(number: int) -> int:
                 for reading in range(20):
-                    # Awaiting waits until the record is on the disk. Without awaiting, send returns
-                    # at once, and the producer's close() or flush() waits.
+                    # ``await`` waits until the record is on the disk. Without awaiting, send
+                    # returns at once, and the producer's close() or flush() waits.
                     sent = await producer.send("readings", f"{number}: {reading}".encode())
                 return sent.offset
 

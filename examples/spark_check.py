@@ -1,4 +1,4 @@
-"""Check that the hours written by spark_query.py equal a plain count, each there once.
+"""Check that the hours written by spark_query.py equal a plain count, and that each is there once.
 
 python examples/spark_check.py --url zmq+tcp://127.0.0.1:7878
 """
@@ -23,7 +23,7 @@ SUMMER = 1_362_898_800, 1_383_458_400  # March 10 to November 3, seconds since 1
 
 
 class Hour(NamedTuple):
-    """The flights that were to leave an airport in one hour."""
+    """The flights scheduled to leave an airport in one hour."""
 
     hour: int  # the beginning of the hour, milliseconds since 1970
     origin: str
@@ -38,7 +38,7 @@ class Hour(NamedTuple):
 
 
 def main() -> int:
-    """Compare, then print a table and draw a picture; returns 1 when the hours are wrong."""
+    """Compare, then print a table and draw a picture; return 1 if the hours are wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="zmq+tcp://HOST:PORT of zkservers")
     parser.add_argument("--topic", default="hours")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def left_ms(flight: Flight) -> int:
-    """Return when a flight left; a cancelled one counts at its scheduled time."""
+    """Return when a flight left; for a cancelled flight, its scheduled time."""
     return flight.timestamp_ms + 60_000 * (flight.dep_delay or 0)
 
 

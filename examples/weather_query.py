@@ -1,7 +1,7 @@
-"""A Spark query: flights joined with the weather at their airport in their hour.
+"""A Spark query that joins flights with the weather at their airport in their hour.
 
-weather_pipeline.py starts it, kills it and starts it again. It ends when all records that existed
-at its start are joined.
+weather_pipeline.py starts the query, kills it and starts it again. The query ends when all records
+that existed at its start are joined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FLIGHT = "id long, origin string, scheduled long, carrier string, dep_delay int"
 WEATHER = "origin string, hour long, temp double, wind_speed double, precip double"
 JOINED = ("id", "origin", "scheduled", "carrier", "dep_delay", "temp", "wind_speed", "precip")
-# Both topics are in the order of time; their partitions may be apart by a part of a batch.
+# Both topics are in the order of time; the partitions of a topic may be apart by a part of a batch.
 WATERMARK = "2 days"
 
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def stream(spark: SparkSession, url: str, topic: str, most: int) -> DataFrame:
-    """Read a topic from its first record on, *most* records a batch."""
+    """Read a topic from its first record on, at most *most* records per batch."""
     return (
         spark.readStream.format("pymq")
         .options(url=url, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=most)
@@ -82,7 +82,8 @@ def enriched(flights: DataFrame, weather: DataFrame) -> DataFrame:
         .withWatermark("hour", WATERMARK)
         .alias("w")
     )
-    # The hours are equal and both have a watermark, so Spark forgets what no record can match.
+    # The join is on equal hours and both sides have a watermark, so Spark drops records that cannot
+    # match any more.
     return left.join(
         right, on=(left.origin == right["at"]) & (left.left_hour == right.hour), how="left"
     ).selectExpr(

@@ -2,7 +2,7 @@
 
 ``pymq zkserver`` runs the same.
 
-Several zkservers may share a coordinator that is a ZooKeeper.
+Several zkservers may share a ZooKeeper as their coordinator backend.
 
 python examples/zkserver.py --listen tcp://127.0.0.1:7878 --coordinator sqlite:zkserver.db
 """

@@ -111,8 +111,8 @@ def open(
             name it instead: ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
         principal: the name of this client's secret key in that folder; by default the only key.
         brokers: the number of brokers in this process, so that topics may have ``replicas``. Each
-            has its own folder in *url* (``broker-0``, ...), which may be on its own disk. By
-            default as many as the folder has; one in a new folder.
+            broker has its own folder in *url* (``broker-0``, ...), which may be on its own disk.
+            The default is the number that the folder has, or 1 for a new folder.
         tls_dir: the folder of certificates for ``"tls://host:port"`` (docs/security.md); the URL
             may name it instead, with ``?tls_dir=PATH``.
 
@@ -122,7 +122,7 @@ def open(
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
         MissingExtra: pyzmq is not installed.
     """
-    # Loaded with the first queue: a process that opens none is spared the broker
+    # Loaded with the first queue, so that a process without a queue does not load the broker
     # (docs/decisions/0186).
     from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
     from pymq.transport.base import CLUSTER_SCHEMES

@@ -1,7 +1,7 @@
 """The limit of file descriptors of this process, and a reserve for files.
 
-Every connection to a node takes a descriptor. The kernel allocates the lowest free number, and none
-above the soft limit. So a node's process keeps a reserve for files and keys:
+Every connection to a node takes a descriptor. The kernel allocates the lowest free number, and no
+number above the soft limit. So a node's process keeps a reserve for files and keys:
 
 1. The process raises its soft limit as far as allowed, then lowers it a little; the numbers above
    are the reserve.
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 MOST = 1 << 20  # with a higher limit the system would run out first
-KEPT_MAX = 320  # a little more files than a store has open at most
+KEPT_MAX = 320  # a little more than the most files that a store has open
 SMALL = 4_096  # a node with a lower limit should get a higher one
 
 
@@ -97,7 +97,7 @@ def keep_back() -> Limit:
 
 
 def give_back() -> None:
-    """End the reserve."""
+    """Release the reserved descriptors."""
     _kept.give_back()
 
 
@@ -112,10 +112,10 @@ def lent() -> AbstractContextManager[None]:
 
 
 def opened(call: Callable[[], T]) -> T:
-    """Return the result of *call*; retries with the reserve if no descriptor is free.
+    """Return the result of *call*; retry with the reserve if no descriptor is free.
 
     Raises:
-        OSError: the reserve is used up too, or *call* failed for another reason.
+        OSError: the reserve is used up, too, or *call* failed for another reason.
     """
     try:
         return call()

@@ -201,7 +201,9 @@ class NotEnoughReplicas(PymqError):
 
 
 class ReplicaNotAvailable(PymqError):
-    """This broker does not hold that part of the partition; ``details`` names those that do."""
+    """This broker does not hold that part of the partition; ``details`` names the brokers
+    that do.
+    """
 
     code = "REPLICA_NOT_AVAILABLE"
     retriable = True
@@ -434,7 +436,7 @@ class MissingExtra(PymqError, ImportError):
 
     @classmethod
     def of(cls, missing: str, extra: str) -> Self:
-        """Make the error that says how the extra *extra* of pymq is installed."""
+        """Make the error that explains how to install the extra *extra* of pymq."""
         return cls(
             f"{missing}: pip install 'pymq-log[{extra}]', or in a clone pip install '.[{extra}]'"
         )
@@ -498,14 +500,16 @@ class QuotaExceeded(PymqError):
 
 
 def not_written(error: PymqError) -> PymqError:
-    """Return *error* with the detail that the request wrote nothing of the batch, and will not."""
+    """Return *error* with the detail that the request has written no record, and will write
+    none.
+    """
     return error_from_code(error.code, error.message, {**error.details, "is_written": False})
 
 
 def is_not_written(error: PymqError) -> bool:
     """Whether the broker said that the request wrote nothing of the batch.
 
-    Brokers without :func:`not_written` say it by these classes alone.
+    Brokers of versions without :func:`not_written` report this only by these classes.
     """
     known = isinstance(error, NotEnoughReplicas | QuotaExceeded)
     return known or error.details.get("is_written") is False

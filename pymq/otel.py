@@ -78,7 +78,7 @@ _CARRIER, _READER = _Carrier(), _Reader()
 
 
 def inject(headers: Iterable[tuple[str, bytes]] | None = None) -> list[tuple[str, bytes]]:
-    """Return *headers* with the current context, for producers without spans, as asyncio's."""
+    """Return *headers* with the current context, for producers without spans, such as asyncio's."""
     carrier = list(headers or ())
     propagate.inject(carrier, setter=_CARRIER)
     return carrier
@@ -93,7 +93,8 @@ def extract(record: Record) -> Context:
 def process(record: Record, *, tracer_provider: TracerProvider | None = None) -> Iterator[Span]:
     """Open a span for processing *record* in the sender's trace, within a ``with`` block.
 
-    If there is an outer span, it is linked, or becomes the parent if the record has no trace.
+    If there is an outer span, the new span is linked to it, or is its child if the record has no
+    trace.
     """
     tracer = _tracer(tracer_provider)
     around, sender = trace.get_current_span().get_span_context(), extract(record)

@@ -100,13 +100,13 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
-    """All parts together take an hour; an interrupt loses only the part that is running."""
+    """All parts together take an hour; an interrupt loses only the results of the running part."""
     json_file = tmp_path / "bench.json"
     parts = ["E10", "G1", "G2", "G3", "G4", "G5"]
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", *parts]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
     command += ["--curves", str(tmp_path / "growth.png"), "--folder", str(tmp_path)]
-    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    # A shell starts background processes with SIGINT ignored, and children inherit that.
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -203,9 +203,7 @@ def test_markdown_of_a_run() -> None:
 
 
 def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> None:
-    """The other parts stay in the document, which says which parts were measured at another
-    time.
-    """
+    """The other parts stay in the document, which marks parts measured at another time."""
     goal = Goal(At("pymq", "put"), (At("a", "put"),), at_least=2.0)
     machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
     machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}

@@ -37,7 +37,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_everything_public_is_in_the_reference(module: str) -> None:
-    """Each public name has its own directive; modules have pages."""
+    """Each public name has its own directive in the reference, and each module has a page."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir())
     kinds = r"(?:auto(?!module)\w+|data)"
     told = set(re.findall(rf"^\.\. {kinds}:: {module}\.(\w+)$", pages, re.MULTILINE))
@@ -45,7 +45,9 @@ def test_everything_public_is_in_the_reference(module: str) -> None:
 
 
 def test_the_architecture_names_functions_that_are_there() -> None:
-    """``[`Class.method`](../pymq/file.py)``: each step of a record's life links to its function."""
+    """Each step of a record's life links to its function, as
+    ``[`Class.method`](../pymq/file.py)``.
+    """
     page = (DOCS / "ARCHITECTURE.md").read_text(encoding="utf-8")
     links = re.findall(r"\[`([\w.]+)`\]\(\.\./(pymq/[\w/]+\.py)\)", page)
     assert len(links) >= 30
@@ -60,7 +62,9 @@ def test_the_architecture_names_functions_that_are_there() -> None:
 
 
 def test_tables_are_read_from_the_code() -> None:
-    """Every error is in its table; each field is listed with its default and its comment."""
+    """The table of errors has every error; tables of fields have each field with its default and
+    its comment.
+    """
     pytest.importorskip("sphinx")
     from docs._ext.reference import error_classes, field_rows
 

@@ -20,7 +20,7 @@ TASKS = range(5)
 
 
 def never() -> None:
-    """No worker has ended."""
+    """Return None: no worker has ended."""
 
 
 def board(tmp_path: Path, workers: int = 1, tasks: int = 100) -> Board:

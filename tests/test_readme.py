@@ -220,7 +220,9 @@ with pymq.open(sys.argv[1]) as mq:
 
 @pytest.mark.parametrize("fsync", ["always", "interval", "os"])
 def test_kill_9_loses_nothing_whatever_fsync(tmp_path: Path, fsync: str) -> None:
-    """The column "kill -9" of the guide's table: acknowledged records are there."""
+    """After kill -9 all acknowledged records are there, as the column "kill -9" of the guide's
+    table says.
+    """
     for lines in (1, 50, 300):
         command = [sys.executable, "-c", WRITER, str(tmp_path), fsync]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -244,7 +246,7 @@ def test_what_is_safe_is_told_for_every_policy() -> None:
 
 
 def test_every_test_that_a_promise_names_is_there() -> None:
-    """``folder/test_file.py::test_name``, below tests/."""
+    """Every test named in a promise, as ``folder/test_file.py::test_name`` below tests/, exists."""
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", text("docs/guarantees.md"))
     assert len(named) >= 40
     for file, name in named:
@@ -259,7 +261,7 @@ def names_of(file: str) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    """The links of the README, which sphinx does not check."""
+    """The links of the README are valid; sphinx does not check them."""
     for target in re.findall(r"\]\(([^)#:]+)\)", text("README.md")):
         assert (ROOT / target).exists(), target
 

@@ -1,6 +1,6 @@
 """Sizes at which a file, a class or a function stops being read as a whole.
 
-If one of these rules stands in your way, look for the state that wants a name of its own.
+If one of these rules stands in your way, look for a part of the state that deserves its own class.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1] / "pymq"
 
 METHODS_MAX = 25
-FUNCTION_LINES_MAX = 60  # of the body, without the docstring
+FUNCTION_LINES_MAX = 60  # lines of the body, without the docstring
 FILE_LINES_MAX = 500
 # Neither limit of lines counts comments: nobody should have to shorten a comment.
 
-# What users call is one object, and its methods are the contract (docs/decisions/0159); the
-# simulated disk has the 21 operations of a file system besides its faults.
+# Users call the methods of one object, which are the contract (docs/decisions/0159); the simulated
+# disk has the 21 operations of a file system besides its faults.
 FACADES = {"AsyncClient", "AsyncConsumer", "Cluster", "Consumer", "SimDisk"}
 TABLES = {
-    "errors.py",  # one class for each cause
+    "errors.py",  # one class for each cause of an error
     "kafka/wire/messages.py",  # generated: one class for each message of Kafka's protocol
 }
-WRITTEN_OUT = {"core/batch/kafka/records.py:_decode"}  # one loop, the cost of each record read
+# a single loop, because calls would make each record slower
+WRITTEN_OUT = {"core/batch/kafka/records.py:_decode"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -87,7 +88,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_each_public_class_has_a_name_of_its_own() -> None:
-    """Two meanings of a word are two words.
+    """A word with two meanings should be two words.
 
     A framework's package has the names that users of the framework expect, such as ``PymqBroker``.
     """

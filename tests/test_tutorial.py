@@ -96,7 +96,8 @@ def run_shell(line: str, folder: Path) -> None:
 def test_a_page(page: str, tmp_path: Path) -> None:
     assert sum(step.kind == "text" for step in steps(page)) >= 3
     walk(page, tmp_path)
-    walk(page, tmp_path)  # Readers may run a page twice; the numbers in it must be right each time.
+    # Readers may run a page twice; the numbers on the page must be right each time.
+    walk(page, tmp_path)
 
 
 def test_the_page_with_a_folder_after_others(tmp_path: Path) -> None:

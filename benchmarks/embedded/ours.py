@@ -17,7 +17,9 @@ TOPIC = "records"
 def put_many(
     producer: pymq.Producer, groups: Sequence[Sequence[bytes]], wait: bool, topic: str = TOPIC
 ) -> None:
-    """Send with one ``send_many`` a batch; wait for each call, or for all of them."""
+    """Send with one ``send_many`` per batch; wait after each call, or for all of them at
+    the end.
+    """
     if wait:
         for group in groups:
             producer.send_many(topic, group).wait()
@@ -30,7 +32,7 @@ def put_many(
 def put_each(
     producer: pymq.Producer, groups: Sequence[Sequence[bytes]], wait: bool, topic: str = TOPIC
 ) -> None:
-    """Send with one ``send`` a record; flush after each batch, or after all."""
+    """Send with one ``send`` per record; flush after each batch, or at the end."""
     for group in groups:
         for value in group:
             producer.send(topic, value)

@@ -1,4 +1,4 @@
-"""E10: pymq's own cost a record, layer by layer, without a disk that syncs."""
+"""E10: pymq's own cost per record, layer by layer, without syncs of a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E8: the cost of partitions: memory, idle time, and each record put beside many of them."""
+"""E8: the cost of partitions: memory, idle time, and the time of a put beside many partitions."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ INSERT = "INSERT INTO records (value) VALUES (?)"
 def sqlite(folder: Path, synchronous: str) -> sqlite3.Connection:
     """Open a log in sqlite3, WAL.
 
-    Pages of 16 KiB put 100-byte values as fast as the default of 4 KiB and 1-KiB values 1.6 times
-    as fast; longer intervals between checkpoints gain nothing.
+    With pages of 16 KiB, puts of 100-byte values are as fast as with the default of 4 KiB, and puts
+    of 1-KiB values 1.6 times as fast; longer intervals between checkpoints gain nothing.
     """
     db = sqlite3.connect(folder / "log.sqlite", isolation_level=None)
     db.execute("PRAGMA page_size = 16384")
@@ -26,7 +26,7 @@ def sqlite(folder: Path, synchronous: str) -> sqlite3.Connection:
 
 
 def sqlite_put(db: sqlite3.Connection, groups: Iterable[Sequence[bytes]]) -> None:
-    """Put with one transaction a batch."""
+    """Put with one transaction per batch."""
     for group in groups:
         db.execute("BEGIN")
         db.executemany(INSERT, zip(group, strict=False))
@@ -34,7 +34,7 @@ def sqlite_put(db: sqlite3.Connection, groups: Iterable[Sequence[bytes]]) -> Non
 
 
 def sqlite_get(db: sqlite3.Connection, after: int = 0, limit: int = -1) -> int:
-    """Read everything, or *limit* rows, in chunks of a thousand; returns the number of bytes."""
+    """Read everything, or *limit* rows, in chunks of a thousand; return the number of bytes."""
     total = 0
     query = "SELECT value FROM records WHERE id > ? ORDER BY id LIMIT ?"
     cursor = db.execute(query, (after, limit))

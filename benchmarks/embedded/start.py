@@ -47,9 +47,8 @@ NAMES = ("import", "open", "create", "first record", "all")
 
 def _fresh(job: Job, code: str) -> Measures:
     command = [sys.executable, "-c", code + END]
-    # Installed packages are compiled, as the standard library is, so compiling must not count under
-    # any setting of the environment. The first run compiles the modules, and the second run is
-    # measured.
+    # Installed packages are compiled, so this measurement must not include compiling, whatever the
+    # environment says. The first run compiles the modules, and the second run is measured.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(job.folder / "bytecode")
     for name in ("warm", "folder"):

@@ -66,7 +66,7 @@ def _take(member: Any) -> int:
 
 
 def _read(mq: pymq.Client, topic: str, values: list[bytes], count: int, found: Measures) -> None:
-    """No group: each consumer reads all records."""
+    """Read without a group: each consumer reads all records."""
     mq.create_topic(topic, fsync="os")
     with mq.producer() as producer:
         producer.send_many(topic, values).wait()

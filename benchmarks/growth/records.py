@@ -1,4 +1,4 @@
-"""How a log grows: the cost of putting, getting and opening at so many records."""
+"""How a log grows: the cost of putting, getting and opening by the number of records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 SIZE = 100
 COUNTS = (10**5, 10**6, 10**7, 10**8)
-SAMPLE = 10**5  # at each length of the log: records to append, and to read from its middle
+# number of records to append, and to read from the middle, at each length of the log
+SAMPLE = 10**5
 
 
 def _counts(job: Job) -> list[int]:

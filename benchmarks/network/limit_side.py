@@ -1,7 +1,7 @@
 """The limit of the machine: only batches, a checksum, a socket and a file.
 
-There is one client at a time of each kind, without failures or access control. The rest of pymq's
-time is the cost of its other functions.
+There is one client at a time of each kind, without failures or access control. The additional time
+that pymq needs is the cost of its other functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Log:
         self._ends = [0]
 
     def append(self, body: memoryview, crc: bytes) -> int:
-        """Check and write a batch; returns the number of batches."""
+        """Check and write a batch; return the number of batches."""
         if zlib.crc32(body) != int.from_bytes(crc, "big"):
             raise ValueError("a batch was damaged")
         os.write(self._file, body)
@@ -63,7 +63,9 @@ class Log:
 def broker(
     folder: str, port: int, followers: Sequence[int], *, is_durable: bool
 ) -> Generator[None, None, None]:
-    """Serve puts and gets; with *followers*, answer when one of two has the batch, too."""
+    """Serve puts and gets; with *followers*, answer when one of two followers also has the
+    batch.
+    """
     import zmq
 
     server = _socket("ROUTER", port, bind=True)
@@ -73,7 +75,7 @@ def broker(
     for each in (server, *copies):
         poller.register(each, zmq.POLLIN)
     waiting: list[tuple[int, Sequence[Any]]] = []  # gets that wait for a batch
-    puts: list[tuple[int, Any]] = []  # puts that no follower has yet
+    puts: list[tuple[int, Any]] = []  # puts that no follower has confirmed yet
     yield
     while True:
         poller.poll()
@@ -119,7 +121,7 @@ def _drain(copy: Any) -> int:
 
 
 def follower(folder: str, port: int, *, is_durable: bool) -> Generator[None, None, None]:
-    """Keep a copy; one sync and one answer cover all batches that came together."""
+    """Keep a copy; one sync and one answer cover all batches that arrived together."""
     import zmq
 
     socket = _socket("ROUTER", port, bind=True)
@@ -144,7 +146,7 @@ def stop(port: int) -> None:
 
 
 def produce(port: int, count: int, size: int) -> Generator[None, None, None]:
-    """Batches of 1,000, five in flight."""
+    """Send batches of 1,000, five in flight."""
     groups = batches(random_values(count, size), BATCH)
     socket = _socket("DEALER", port)
     yield
@@ -161,7 +163,7 @@ def produce(port: int, count: int, size: int) -> Generator[None, None, None]:
 
 
 def consume(port: int, count: int, size: int) -> Generator[None, None, int]:
-    """Gets up to 1 MiB at a time, and cuts it into records."""
+    """Get up to 1 MiB at a time, and cut the bytes into records."""
     socket = _socket("DEALER", port)
     yield
     seen = total = 0
@@ -175,7 +177,7 @@ def consume(port: int, count: int, size: int) -> Generator[None, None, int]:
 
 
 def produce_each(port: int, count: int, window: int) -> Generator[None, None, None]:
-    """A request for each record of 100 B, *window* in flight."""
+    """Send a request for each record of 100 B, *window* in flight."""
     values = random_values(count, 100)
     socket = _socket("DEALER", port)
     yield
@@ -188,7 +190,7 @@ def produce_each(port: int, count: int, window: int) -> Generator[None, None, No
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Send one record at a time; returns the time of each answer."""
+    """Send one record at a time; return the time of each answer."""
     socket = _socket("DEALER", port)
     yield
 
@@ -203,7 +205,7 @@ def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
     """Return the age of each record at its arrival."""
     socket = _socket("DEALER", port)
     found: list[int] = []
-    socket.send_multipart([GET, bytes(8)])  # waits at the broker, as each get does
+    socket.send_multipart([GET, bytes(8)])  # this get waits at the broker, like each get
     yield
     while len(found) < count:
         body = socket.recv()

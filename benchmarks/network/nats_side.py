@@ -30,7 +30,7 @@ async def _make(ports: list[int], replicas: int) -> None:
         try:
             await js.add_stream(name=STREAM, subjects=[SUBJECT], num_replicas=replicas)
         except Exception:
-            # A fresh cluster has no leader of its metadata yet, and sends no event when it has one.
+            # A fresh cluster has no leader of its metadata yet, and sends no event once it has one.
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
@@ -150,7 +150,7 @@ def consume_fast(ports: list[int], count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(ports: list[int], count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Publish one message at a time; returns the time of each answer."""
+    """Publish one message at a time; return the time of each answer."""
     loop = HandLoop()
     connection = loop.run(_connect(ports))
     js = connection.jetstream()
@@ -172,7 +172,7 @@ def produce_paced(ports: list[int], count: int, pause_s: float) -> Generator[Non
 
 
 def consume_paced(ports: list[int], count: int) -> Generator[None, None, list[int]]:
-    """A push consumer; returns the age of each record at its arrival."""
+    """Return the age of each record at its arrival at a push consumer."""
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
     loop = HandLoop()

@@ -1,9 +1,9 @@
 """R5: the read rate of old records while a producer writes at full speed.
 
-Three brokers, one partition with three replicas. The records that are read were written before. The
-readers begin together, at the first record, and end when each of them has read all records. On one
-side the readers read from the leader only, as in earlier versions; on the other side from all
-replicas, as today's readers do far from the end. The producer's rate is measured, too.
+Three brokers, one partition with three replicas. The records to read were written before. The
+readers begin together, at the first record, and each ends when it has read all records. On one side
+the readers read from the leader only, as in earlier versions; on the other side from all replicas,
+as today's readers do far from the end. The benchmark also measures the producer's rate.
 """
 
 from __future__ import annotations

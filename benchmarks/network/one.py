@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from benchmarks.kafka import server
 from benchmarks.model import MS, At, Goal, Job, Measures, Needs, Part, Side
 from benchmarks.network import (
     kafka_side,
@@ -55,6 +56,12 @@ def _rabbit(work: Work, size: int, job: Job) -> Measures:
 
 
 def _kafka(work: Work, size: int, job: Job) -> Measures:
+    job.warm(4 * job.count(RATES[size]) * size)
+    with server.kafka(job.folder) as bootstrap:
+        return work(server.ready(job, bootstrap), job, size)
+
+
+def _mock(work: Work, size: int, job: Job) -> Measures:
     keep, address = kafka_side.mock()
     try:
         return work(address, job, size)
@@ -84,7 +91,8 @@ HOSTS: dict[str, Callable[[Work, int, Job], Measures]] = {
     "redis": _redis,
     "nats": _nats,
     "rabbitmq": _rabbit,
-    "confluent": _kafka,
+    "kafka": _kafka,
+    "confluent": _mock,
     "limit": _limit,
     "pymq": _pymq,
 }
@@ -92,6 +100,7 @@ NEEDS: dict[str, Needs] = {
     "redis": Needs(("redis", "hiredis"), ("redis-server",)),
     "nats": Needs(("nats",), ("nats-server",)),
     "rabbitmq": Needs(("rstream",), ("rabbitmq-server", "epmd")),
+    "kafka": server.NEEDS,
     "confluent": Needs(("confluent_kafka",)),
     "limit": Needs(("zmq",)),
     "pymq": Needs(("zmq",)),
@@ -118,7 +127,9 @@ NATS = "file, no fsync; publish_async with 10,000 pending, fetch(1000)"
 NATS_FAST = "file, no fsync; publish with one inbox, 10,000 on their way, push consumer"
 RABBIT = "stream, no fsync; rstream, send_batch(1000), 20,000 unconfirmed"
 RABBIT_SUB = "stream, no fsync; rstream, sub-entries of 1,000"
-KAFKA = "librdkafka's mock broker, in memory; acks=-1, linger 5 ms, consume(1000)"
+KAFKA = "no fsync, acks=1; confluent-kafka, linger 5 ms, batches up to 1 MB, consume(1000)"
+KAFKA_EACH = f"no fsync, acks=1; linger 0, batch.num.messages=1, max.in.flight={WINDOW}"
+MOCK = "librdkafka's mock broker, in memory; acks=-1, linger 5 ms, consume(1000)"
 LIMIT = "batches of 1,000, crc32, ZeroMQ and a file, nothing else; 5 on their way"
 OURS = 'ack 1, fsync="os"; send_many of 1,000, poll_batches'
 OURS_EACH = 'ack 1, fsync="os"; send, poll(1000)'
@@ -143,7 +154,8 @@ def _end_to_end(name: str, size: int) -> Part:
             _both(rabbit_side.consume, rabbit_side.produce, (sub,)),
             size,
         ),
-        _side("confluent", KAFKA, _both(kafka_side.consume, kafka_side.produce), size),
+        _side("kafka", KAFKA, _both(kafka_side.consume, kafka_side.produce), size),
+        _side("confluent", MOCK, _both(kafka_side.consume, kafka_side.produce), size),
         _side("limit", LIMIT, _both(limit_side.consume, limit_side.produce), size),
         _side("pymq", OURS, _ours_both(many=True), size),
         _side("pymq each", OURS_EACH, _ours_both(many=False), size),
@@ -155,6 +167,7 @@ def _end_to_end(name: str, size: int) -> Part:
         goals = (
             Goal(ours, usual, at_least=4, note="usual clients"),
             Goal(ours, (At("redis packed", "both"),), at_least=3),
+            Goal(ours, (At("kafka", "both"),), at_least=5),
             Goal(ours, (At("confluent", "both"),), at_least=1.5),
             Goal(ours, (At("limit", "both"),), at_least=0.5),
         )
@@ -223,12 +236,15 @@ PARTS = (
             _side("redis", REDIS, _put(redis_side.produce)),
             _side("nats fast", NATS_FAST, _put(nats_side.produce_fast)),
             _side("rabbitmq", RABBIT, _put(rabbit_side.produce)),
-            _side("confluent", KAFKA, _put(kafka_side.produce)),
+            _side("kafka", KAFKA, _put(kafka_side.produce)),
+            _side("confluent", MOCK, _put(kafka_side.produce)),
             _side("limit", LIMIT, _put(limit_side.produce)),
             _side("pymq send_many", OURS, _put(pymq_side.produce, True)),
             _side("pymq send", OURS_EACH, _put(pymq_side.produce, False)),
         ),
         (
+            Goal(At("pymq send_many", "put"), (At("kafka", "put"),), at_least=5),
+            Goal(At("pymq send", "put"), (At("kafka", "put"),), at_least=2),
             Goal(At("pymq send_many", "put"), (At("confluent", "put"),), at_least=2),
             Goal(At("pymq send", "put"), (At("confluent", "put"),), at_least=1),
         ),
@@ -245,7 +261,8 @@ PARTS = (
                 "nats fast", NATS_FAST, _get((nats_side.produce_fast,), (nats_side.consume_fast,))
             ),
             _side("rabbitmq", RABBIT, _get((rabbit_side.produce,), (rabbit_side.consume,))),
-            _side("confluent", KAFKA, _get((kafka_side.produce,), (kafka_side.consume,))),
+            _side("kafka", KAFKA, _get((kafka_side.produce,), (kafka_side.consume,))),
+            _side("confluent", MOCK, _get((kafka_side.produce,), (kafka_side.consume,))),
             _side("limit", LIMIT, _get((limit_side.produce,), (limit_side.consume, 100))),
             _side(
                 "pymq poll_batches",
@@ -258,6 +275,7 @@ PARTS = (
         ),
         (
             Goal(At("pymq poll_batches", "get"), (At("redis packed", "get"),), at_least=4),
+            Goal(At("pymq poll_batches", "get"), (At("kafka", "get"),), at_least=4),
             Goal(At("pymq poll", "get"), (At("redis", "get"),), at_least=2),
         ),
     ),
@@ -282,6 +300,11 @@ PARTS = (
                 _latency(rabbit_side.consume_paced, rabbit_side.produce_paced),
             ),
             _side(
+                "kafka",
+                "no fsync, acks=1; confluent-kafka, linger 0, poll",
+                _latency(kafka_side.consume_paced, kafka_side.produce_paced),
+            ),
+            _side(
                 "limit",
                 "ZeroMQ, crc32 and a file, nothing else",
                 _latency(limit_side.consume_paced, limit_side.produce_paced),
@@ -295,6 +318,8 @@ PARTS = (
         (
             Goal(At("pymq", "p50"), (At("nats", "p50"),), at_most=1),
             Goal(At("pymq", "p99"), (At("nats", "p99"),), at_most=1),
+            Goal(At("pymq", "p50"), (At("kafka", "p50"),), at_most=1),
+            Goal(At("pymq", "p99"), (At("kafka", "p99"),), at_most=1),
         ),
         units={"p50": MS, "p99": MS, "ack p50": MS, "ack p99": MS},
     ),
@@ -302,6 +327,7 @@ PARTS = (
         "N6-requests",
         f"a request for each record of 100 B, {WINDOW:,} on their way",
         (
+            _side("kafka", KAFKA_EACH, _each(kafka_side.produce_each)),
             _side(
                 "limit", "ZeroMQ, crc32 and a file, nothing else", _each(limit_side.produce_each)
             ),

@@ -24,7 +24,7 @@ BATCH = 1000
 
 @contextmanager
 def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Iterator[str]:
-    """Start a zkserver and *brokers*; yields the URL for clients."""
+    """Start a zkserver and *brokers*; yield the URL for clients."""
     metadata, *data = free_ports(1 + brokers)
     server = f"tcp://{HOST}:{metadata}"
     common = ["--curve-dir", str(curve)] if curve else []
@@ -45,7 +45,7 @@ def make_keys(folder: Path) -> Path:
     """Make keys of a zkserver, a broker and ``bench``, which may read and write the topic, and a
     quota.
 
-    The quota is never reached, but counted.
+    The broker counts the quota, which is never reached.
     """
     from pymq.transport.curve.key_files import Public, make_pair, write_pair
 
@@ -83,7 +83,7 @@ def _make_topic(mq: pymq.Client, acks: Acks, replicas: int, fsync: str | None) -
 
 
 def wait_for_brokers(mq: pymq.Client, count: int) -> None:
-    """Wait until so many brokers have registered."""
+    """Wait until this many brokers have registered."""
     deadline = time.monotonic() + 30
     while len(mq.cluster().brokers) < count:
         if time.monotonic() > deadline:
@@ -104,7 +104,7 @@ def _together(folder: str) -> Iterator[pymq.Client]:
 
 
 def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, None]:
-    """Three brokers and a producer of batches in one process."""
+    """Run three brokers and a producer of batches in one process."""
     groups = batches(random_values(count, size), BATCH)
     with _together(folder) as mq, mq.producer(delivery_timeout_s=300) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
@@ -115,7 +115,7 @@ def in_one_process(folder: str, count: int, size: int) -> Generator[None, None, 
 
 
 def consume_in_one_process(folder: str, count: int, size: int) -> Generator[None, None, int]:
-    """Three brokers and a consumer of earlier records, in one process."""
+    """Run three brokers and a consumer of earlier records in one process."""
     with _together(folder) as mq, mq.producer() as producer:
         for group in batches(random_values(count, size), BATCH):
             producer.send_many(TOPIC, group)
@@ -130,7 +130,7 @@ def consume_in_one_process(folder: str, count: int, size: int) -> Generator[None
 
 
 def both_in_one_process(folder: str, count: int, size: int) -> Generator[None, None, int]:
-    """Three brokers, a producer and a consumer in one process, in one thread."""
+    """Run three brokers, a producer and a consumer in one thread of one process."""
     groups = batches(random_values(count, size), BATCH)
     with _together(folder) as mq, mq.producer(delivery_timeout_s=300) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
@@ -161,7 +161,7 @@ def _poll(consumer: pymq.Consumer, timeout: float) -> tuple[int, int]:
 def in_one_process_paced(
     folder: str, count: int, pause_s: float
 ) -> Generator[None, None, list[int]]:
-    """Three brokers and a producer of one record at a time in one process."""
+    """Run three brokers and a producer of one record at a time in one process."""
     with _together(folder) as mq, mq.producer(linger_ms=0) as producer:
         producer.send(TOPIC, bytes(8)).result(timeout=30)
         yield
@@ -206,7 +206,7 @@ def consume(url: str, count: int, columns: bool) -> Generator[None, None, int]:
 
 
 def produce_each(url: str, count: int, window: int) -> Generator[None, None, None]:
-    """A request for each record of 100 B, *window* in flight."""
+    """Send a request for each record of 100 B, *window* in flight."""
     import pymq
 
     values = random_values(count, 100)
@@ -221,7 +221,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
 
 def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Send one record at a time; returns the time of each answer."""
+    """Send one record at a time; return the time of each answer."""
     import pymq
 
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:

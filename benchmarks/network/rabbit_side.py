@@ -121,7 +121,7 @@ async def _receive(consumer: Any, got: Any, done: asyncio.Event) -> None:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Send one message at a time; returns the time of each confirmation."""
+    """Send one message at a time; return the time of each confirmation."""
     loop = HandLoop()
     producer = loop.run(_producer(port))
     found: list[int] = []
@@ -189,7 +189,7 @@ def produce_quorum(port: int, count: int, size: int) -> Generator[None, None, No
 
 
 class _Publisher:
-    """Keeps the allowed number in flight; a confirm may cover many records."""
+    """Keeps the allowed number of records in flight; one confirm may cover many records."""
 
     def __init__(self, port: int) -> None:
         import pika
@@ -257,7 +257,7 @@ class _Publisher:
 
 
 def produce_quorum_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Send one message at a time; returns the time of each confirmation."""
+    """Send one message at a time; return the time of each confirmation."""
     publisher = _Publisher(port)
     publisher.open()
     yield

@@ -103,7 +103,7 @@ def consume_packed(port: int, count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """Send one XADD at a time, each with its send time; returns the time of each answer."""
+    """Send one XADD at a time, each with its send time; return the time of each answer."""
     import redis
 
     db = redis.Redis(host=HOST, port=port)
@@ -113,7 +113,7 @@ def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None
 
 
 def consume_paced(port: int, count: int) -> Generator[None, None, list[int]]:
-    """A blocking XREAD; returns the age of each record at its arrival."""
+    """Return the age of each record at its arrival, by a blocking XREAD."""
     import redis
 
     db = redis.Redis(host=HOST, port=port)

@@ -23,8 +23,8 @@ DONE_S = 240
 
 
 class Finished(NamedTuple):
-    """The start and end of a role's measured part, by the clock that all processes share, and its
-    result.
+    """The start and end of a role's measured part, by the clock that all processes share, and the
+    role's result.
     """
 
     start: float
@@ -42,7 +42,7 @@ class RoleFailed(Exception):
 
 
 class Actor:
-    """A role in a separate process; leaving the ``with`` block ends it at any point."""
+    """A role in a separate process; leaving the ``with`` block ends the process, at any point."""
 
     def __init__(self, role: Role, *arguments: object) -> None:
         # A fork would pass on the sockets and threads of the measuring process.
@@ -77,7 +77,7 @@ class Actor:
         self._mine.send("go")
 
     def abandon(self) -> None:
-        """Do not wait for its result: the end of the ``with`` stops it."""
+        """Do not wait for the role's result: the end of the ``with`` block stops the role."""
         self._is_abandoned = True
 
     def result(self) -> Finished:
@@ -116,11 +116,14 @@ def _act(line: Any, role: Role, arguments: Sequence[object]) -> None:
         # Some exceptions of client libraries cannot be pickled.
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
     line.close()
-    os._exit(0)  # otherwise client libraries log long complaints when their process ends
+    # exit at once: client libraries would log long complaints at the end of the process
+    os._exit(0)
 
 
 def play(*cast: tuple[Any, ...]) -> list[Finished]:
-    """Run roles, each given as ``(role, *arguments)``, at the same time, started in turn."""
+    """Run roles, each given as ``(role, *arguments)``, at the same time; start them one after the
+    other.
+    """
     with ExitStack() as stack:
         actors = [stack.enter_context(Actor(*part)) for part in cast]
         for actor in actors:
@@ -143,9 +146,9 @@ def both(count: int, consume: tuple[Any, ...], produce: tuple[Any, ...]) -> Meas
 
 
 def paced(count: int, pause_s: float, send: Callable[[bytes], object]) -> list[int]:
-    """Send one record at a time, each with its send time; returns the time of each *send* in ns.
+    """Send one record at a time, each with its send time; return the time of each *send* in ns.
 
-    *send* takes a record of 100 B and returns when it is answered.
+    *send* takes a record of 100 B and returns when the answer has come.
     """
     found = []
     due = time.monotonic()
@@ -177,9 +180,9 @@ class HandLoop:
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Turn the loop until *work* is done."""
+        """Run the loop until *work* is done."""
         return self._loop.run_until_complete(work)
 
     def close(self) -> None:
-        """Close it; a role does not need to, as its process ends."""
+        """Close the loop; a role does not need to, because its process ends."""
         self._loop.close()

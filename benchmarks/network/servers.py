@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 READY_S = 60.0
-# the script on the PATH would change the user
+# the script on the PATH would change to another user
 RABBIT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 HOST = "127.0.0.1"
 
@@ -47,10 +47,10 @@ def running(
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run *command* and all its child processes until the ``with`` is left.
+    """Run *command*, and end it and all its child processes when the ``with`` block ends.
 
     Raises:
-        ServerFailed: it ended, or was not ready in time.
+        ServerFailed: the server ended, or was not ready in time.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
-    """Run Redis with an append-only file; yields its port."""
+    """Run Redis with an append-only file; yield its port."""
     (port,) = free_ports(1)
     settings = ["--port", str(port), "--bind", HOST, "--dir", str(folder), "--save", ""]
     settings += ["--appendonly", "yes", "--appendfsync", fsync]
@@ -100,9 +100,9 @@ def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
 
 @contextmanager
 def nats(folder: Path, nodes: int = 1, *, is_synced: bool = False) -> Iterator[list[int]]:
-    """Run NATS with JetStream on files; yields the ports of its nodes.
+    """Run NATS with JetStream on files; yield the ports of its nodes.
 
-    If *is_synced* it syncs each message before it answers, else every two minutes.
+    If *is_synced*, the nodes sync each message before they answer, otherwise every two minutes.
     """
     ports, routes = free_ports(nodes), free_ports(nodes)
     known = ",".join(f"nats-route://{HOST}:{port}" for port in routes)
@@ -144,7 +144,7 @@ def rabbit(folder: Path, nodes: int = 1) -> Iterator[list[Rabbit]]:
     plugins.write_text("[rabbitmq_stream].\n", encoding="ascii")
     mapper = {"HOME": str(home), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": HOST}
     with ExitStack() as stack:
-        # A separate port mapper, because one started by Erlang would stay behind.
+        # Start a separate port mapper, because one started by Erlang would keep running.
         command = ["epmd", "-address", HOST, "-port", str(epmd)]
         stack.enter_context(running(command, folder / "epmd.log", lambda: listens(epmd)))
         for node in found:

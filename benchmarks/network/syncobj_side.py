@@ -19,7 +19,7 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
     class Log(SyncObj):  # type: ignore[misc]  # it has no types
         def __init__(self) -> None:
-            # With its default options pysyncobj waits 100 ms at each step.
+            # With default options, pysyncobj waits 100 ms at each step.
             super().__init__(
                 address,
                 list(others),
@@ -36,7 +36,7 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
 
 def follow(address: str, others: Sequence[str]) -> Generator[None, None, None]:
-    """Run a node that only takes part."""
+    """Run a node that only replicates."""
     node = _node(address, others)
     _until(lambda: node._getLeader() is not None)
     yield
@@ -47,7 +47,9 @@ def follow(address: str, others: Sequence[str]) -> Generator[None, None, None]:
 def produce(
     address: str, others: Sequence[str], count: int, size: int
 ) -> Generator[None, None, None]:
-    """Commands of 100 records, 20 in flight, from any node; the leader gets them."""
+    """Send commands of 100 records, 20 in flight, from any node, which forwards them to the
+    leader.
+    """
     groups = batches(random_values(count, size), COMMAND)
     node = _node(address, others)
     _until(lambda: node.isReady() and node._getLeader() is not None)

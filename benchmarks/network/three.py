@@ -7,8 +7,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from benchmarks.kafka import server
 from benchmarks.model import MS, At, Goal, Job, Measures, Needs, Part, Side
 from benchmarks.network import (
+    kafka_side,
     limit_side,
     nats_side,
     pymq_side,
@@ -37,6 +39,13 @@ def _rabbit(job: Job) -> Iterator[Any]:
     with servers.rabbit(job.folder, 3) as nodes:
         rabbit_side.make_queue(nodes[0].port)
         yield nodes[0].port
+
+
+@contextmanager
+def _kafka(job: Job) -> Iterator[Any]:
+    job.warm(12 * job.count(COUNT) * 100)
+    with server.kafka(job.folder, nodes=3) as bootstrap:
+        yield server.ready(job, bootstrap, replicas=3, acks=-1)
 
 
 @contextmanager
@@ -127,6 +136,7 @@ def _syncobj(job: Job) -> Measures:
 
 
 NATS_R3 = "3 nodes, file, no fsync; publish with one inbox, push consumer"
+KAFKA_R3 = "3 nodes, no fsync, acks=all; confluent-kafka, linger 5 ms, batches up to 1 MB"
 QUORUM = "3 nodes, Raft log, fdatasync; pika, 5,000 confirms on their way"
 LIMIT = "batches of 1,000 to a leader and two followers, fdatasync on a majority, nothing else"
 OURS_TOGETHER = (
@@ -139,6 +149,7 @@ OURS = "3 brokers, acks=raft, fdatasync on a majority; send_many of 1,000"
 NEEDS: dict[str, Needs] = {
     "nats": Needs(("nats",), ("nats-server",)),
     "rabbitmq": Needs(("pika",), ("rabbitmq-server", "epmd")),
+    "kafka": server.NEEDS,
     "pysyncobj": Needs(("pysyncobj",)),
     "limit": Needs(("zmq",)),
     "pymq": Needs(("zmq",)),
@@ -146,6 +157,7 @@ NEEDS: dict[str, Needs] = {
 HOSTS: dict[str, Callable[[Job], Any]] = {
     "nats": _nats,
     "rabbitmq": _rabbit,
+    "kafka": _kafka,
     "limit": partial(_limit, is_durable=True),
     "pymq": _pymq,
 }
@@ -161,6 +173,7 @@ def _together(what: str, measure: str, role: Any) -> Side:
     return Side(f"pymq in one process{what}", OURS_TOGETHER, run)
 
 
+KAFKA = (kafka_side.produce,), (kafka_side.consume,)
 NATS_PRODUCE, NATS_CONSUME = nats_side.produce_fast, nats_side.consume_fast
 PYMQ_PRODUCE, PYMQ_CONSUME = (pymq_side.produce, True), (pymq_side.consume, True)
 
@@ -171,6 +184,7 @@ PARTS = (
         (
             _side("nats", NATS_R3, _put(SLOW, NATS_PRODUCE)),
             _side("rabbitmq", QUORUM, _put(SLOW, rabbit_side.produce_quorum)),
+            _side("kafka", KAFKA_R3, _put(COUNT, kafka_side.produce)),
             Side(
                 "pysyncobj",
                 "3 nodes, in memory; 100 records a command",
@@ -184,7 +198,13 @@ PARTS = (
         tuple(
             Goal(At(ours, "put"), (At(peer, "put"),), at_least=ratio)
             for ours in ("pymq", "pymq in one process")
-            for peer, ratio in (("rabbitmq", 20), ("nats", 8), ("pysyncobj", 4), ("limit", 0.45))
+            for peer, ratio in (
+                ("rabbitmq", 20),
+                ("nats", 8),
+                ("kafka", 5),
+                ("pysyncobj", 4),
+                ("limit", 0.45),
+            )
         ),
     ),
     Part(
@@ -198,6 +218,8 @@ PARTS = (
                 QUORUM,
                 _read(SLOW, (rabbit_side.produce_quorum,), (rabbit_side.consume_quorum,)),
             ),
+            _side("kafka", KAFKA_R3, _read(COUNT, *KAFKA)),
+            _side("kafka both", KAFKA_R3, _both(COUNT, *KAFKA)),
             _side("pymq", OURS, _read(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
             _side("pymq both", OURS, _both(COUNT, PYMQ_PRODUCE, PYMQ_CONSUME)),
             _together("", "get", pymq_side.consume_in_one_process),
@@ -223,6 +245,11 @@ PARTS = (
                 _latency(rabbit_side.produce_quorum_paced),
             ),
             _side(
+                "kafka",
+                "3 nodes, no fsync, acks=all; linger 0",
+                _latency(kafka_side.produce_paced),
+            ),
+            _side(
                 "limit",
                 "a leader and two followers, fdatasync on a majority, nothing else",
                 _latency(limit_side.produce_paced),
@@ -235,8 +262,9 @@ PARTS = (
             Side("pymq in one process", OURS_TOGETHER_PACED, _paced_in_one_process),
         ),
         tuple(
-            Goal(At(ours, "p50"), (At("rabbitmq", "p50"),), at_most=1)
+            Goal(At(ours, "p50"), (At(peer, "p50"),), at_most=1)
             for ours in ("pymq", "pymq in one process")
+            for peer in ("rabbitmq", "kafka")
         ),
         units={"p50": MS, "p99": MS},
     ),

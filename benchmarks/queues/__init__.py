@@ -1,1 +1,1 @@
-"""Part Q: task queues; one sender, workers in processes of their own, acknowledged tasks."""
+"""Part Q: task queues; one sender, workers in separate processes, acknowledged tasks."""

@@ -1,4 +1,4 @@
-"""When timed tasks were due and when they ran; and the memory of the processes around them."""
+"""The due times and start times of timed tasks, and the memory of the processes around them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks.model import Job, Measures
 
-APART_S = 0.004  # between the times of two tasks
-PATIENCE_S = 60.0  # after the last one's time
+APART_S = 0.004  # seconds between the times of two tasks
+PATIENCE_S = 60.0  # seconds to wait after the due time of the last task
 OTHER = -1  # the number of tasks that are not timed
-ENTRY = struct.Struct("<qd")  # a number, and when it ran in seconds since 1970
-LOOK_S = 0.01  # between two reads of the file, since nothing announces what other processes write
+ENTRY = struct.Struct("<qd")  # a task's number, and when it ran, in seconds since 1970
+LOOK_S = 0.01  # pause between two reads of the file: no event announces writes of other processes
 
 
 def note(file: Path, number: int) -> None:
@@ -28,26 +28,26 @@ class Arrivals:
     """The timed tasks; checks that each of them runs once."""
 
     def __init__(self) -> None:
-        self.due: list[float] = []  # by number, in seconds since 1970
+        self.due: list[float] = []  # due times by task number, in seconds since 1970
         self._late_ms: dict[int, float] = {}
 
     def plan(self, job: Job) -> list[float]:
-        """Return when the tasks that are sent from now on are due, in whole milliseconds."""
+        """Return the due times of the tasks sent from now on, in whole milliseconds."""
         count = job.pick(tiny=50, default=2500, long=10_000)
         start = time.time() + job.pick(tiny=5, default=60, long=300)
         self.due = [round(start + number * APART_S, 3) for number in range(count)]
         return self.due
 
     def check(self) -> None:
-        """Check that no timed task is due yet: all earlier work must be over before the first is
-        due.
+        """Check that no timed task is due yet: all earlier work must be over before the first task
+        is due.
         """
         late_s = time.time() - self.due[0]
         if late_s > 0:
             raise RuntimeError(f"the first task was due {late_s:.1f} s before all were ready")
 
     def ran(self, number: int, at: float) -> None:
-        """Note that a task ran, at so many seconds since 1970."""
+        """Note that a task ran at a time, in seconds since 1970."""
         if number in self._late_ms:
             raise RuntimeError(f"task {number} ran twice")
         self._late_ms[number] = (at - self.due[number]) * 1000
@@ -69,7 +69,7 @@ class Arrivals:
             done = len(entries)
 
     def measures(self) -> Measures:
-        """Return how late the tasks ran; a negative value means too early."""
+        """Return how late the tasks ran; negative values mean too early."""
         if len(self._late_ms) < len(self.due):
             raise RuntimeError(f"{len(self._late_ms)} of {len(self.due)} timed tasks ran")
         late = sorted(self._late_ms.values())
@@ -83,7 +83,7 @@ class Arrivals:
 
 
 def children_bytes() -> int:
-    """Return the memory of the processes that this one has started, and of theirs (Linux)."""
+    """Return the memory of all child processes of this process, and of their children (Linux)."""
     children: dict[int, list[int]] = {}
     held: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -106,7 +106,7 @@ def children_bytes() -> int:
 
 
 def settled_bytes(is_still: Callable[[], int] = children_bytes) -> int:
-    """Return the memory once it has not grown for a second; a minute at most."""
+    """Return the memory once it has not grown for a second; wait for a minute at most."""
     before, deadline = is_still(), time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(1.0)

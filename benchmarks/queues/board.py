@@ -1,8 +1,8 @@
 """The times at which each task was sent, started and ended, in shared memory of all processes.
 
 A task that writes eight bytes is about as cheap as one that does nothing, and all processes of a
-machine share the clock. Before a measurement the workers wait at a gate, so that none of them runs
-a task before all of them are ready and all tasks were sent.
+machine share the clock. Before a measurement the workers wait at a gate (a barrier), so that none
+of them runs a task before all workers are ready and all tasks are sent.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pathlib import Path
 
 from benchmarks.model import Measures
 
-LOOK_S = 0.005  # between two reads of the file, since nothing announces what other processes write
+LOOK_S = 0.005  # pause between two reads of the file: no event announces writes of other processes
 READY_S = 120.0
-PATIENCE_S = 120.0  # without a task that ends
+PATIENCE_S = 120.0  # longest time in which no task ends
 WARM = 10  # the first tenth of all tasks is not measured
 COLUMNS = 3  # sent, started, ended
 
 
 class Board:
-    """A file that every process maps: the gate, a place for each worker, and one for each task."""
+    """A file that every process maps, with the gate, a place for each worker, and a place for each
+    task.
+    """
 
     def __init__(self, file: Path, workers: int) -> None:
         with file.open("r+b") as opened:
@@ -44,14 +46,14 @@ class Board:
     # --- the gate -------------------------------------------------------------------------------
 
     def pass_gate(self, *workers: int) -> None:
-        """Say that *workers* are ready, and wait until the gate is opened."""
+        """Note that *workers* are ready, and wait until the gate opens."""
         for worker in workers:
             self._ready[worker] = 1
         while not self._places[0]:
             time.sleep(LOOK_S)
 
     def wait_for_workers(self, check: Callable[[], object]) -> None:
-        """Wait until all workers are at the gate; *check* raises if one has ended."""
+        """Wait until all workers are at the gate; *check* raises an error if a worker has ended."""
         deadline = time.monotonic() + READY_S
         while not all(self._ready):
             check()
@@ -80,7 +82,7 @@ class Board:
         self._ended[task] = time.monotonic_ns()
 
     def run(self, task: int, work_s: float) -> None:
-        """Run a task in this thread: it sleeps, as a task that waits for a database would."""
+        """Run a task in this thread: it sleeps, like a task that waits for a database."""
         self.started(task)
         if work_s:
             time.sleep(work_s)
@@ -89,7 +91,7 @@ class Board:
     # --- what was measured ----------------------------------------------------------------------
 
     def wait_for_tasks(self, tasks: range, check: Callable[[], object]) -> None:
-        """Wait until *tasks* have ended; *check* raises if a worker has ended."""
+        """Wait until *tasks* have ended; *check* raises an error if a worker has ended."""
         ended = self._ended[tasks.start : tasks.stop]
         last, deadline = 0, time.monotonic() + PATIENCE_S
         at = 0
@@ -107,7 +109,7 @@ class Board:
             time.sleep(LOOK_S)
 
     def rate(self, tasks: range) -> float:
-        """Return how many tasks ended in a second, after the first tenth."""
+        """Return how many tasks ended per second, after the first tenth of the tasks."""
         ends = sorted(self._ended[tasks.start : tasks.stop])
         warm = len(ends) // WARM
         return (len(ends) - 1 - warm) * 1e9 / (ends[-1] - ends[warm])
@@ -122,7 +124,7 @@ class Board:
 
 
 def checked(found: Measures) -> Measures:
-    """Return *found*; a negative time means that the clock is not shared."""
+    """Return *found*; raise an error for a negative time, because then the clock is not shared."""
     if any(value < 0 for value in found.values()):
         raise RuntimeError(f"a task started before it was sent: {found}")
     return found

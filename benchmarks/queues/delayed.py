@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 TOPIC = pymq_side.TOPIC
 MANY = 1_000_000
-WARM = 100_000  # tasks without a delay, which make the server allocate what it needs for any tasks
-FAR_S = 3600.0  # until the first of the many is due; the last is due after twice this
+# tasks without a delay first, so that the server allocates the memory that it needs for any task
+WARM = 100_000
+# seconds until the first of the many tasks is due; the last is due after twice this time
+FAR_S = 3600.0
 NUMBER = struct.Struct("<q")
 
 
 def _tasks(count: int, timed: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """Return *count* tasks and when they are due: in no order, which is the hardest to hold."""
+    """Return *count* tasks with their due times, in random order, which is the hardest to store."""
     rng, now = random.Random(0), time.time()
     found = [(OTHER, now + rng.uniform(FAR_S, 2 * FAR_S)) for _ in range(count)]
     for place, entry in zip(rng.sample(range(count), len(timed)), enumerate(timed), strict=True):
@@ -53,7 +55,9 @@ def _holding(count: int, found: Measures) -> Iterator[None]:
 
 
 def _pymq(job: Job) -> Measures:
-    """The memory is that of the broker and the zkserver, since no client stores delayed tasks."""
+    """Measure pymq: the memory of the broker and the zkserver, since no client stores delayed
+    tasks.
+    """
     import pymq
 
     count = job.whole(MANY)
@@ -73,7 +77,7 @@ def _pymq(job: Job) -> Measures:
                     at = datetime.fromtimestamp(due, UTC)
                     producer.send(TOPIC, NUMBER.pack(number), deliver_at=at)
                 producer.flush()
-            with Stopwatch() as watch:  # the group passes over all that is not due yet, once
+            with Stopwatch() as watch:  # the group skips all records that are not due yet, once
                 producer.send(TOPIC, NUMBER.pack(OTHER)).result()
                 while not _take(consumer):
                     pass
@@ -96,16 +100,16 @@ def _warm(producer: pymq.Producer, consumer: pymq.Consumer, count: int) -> None:
 
 
 def _take(consumer: pymq.Consumer) -> list[int]:
-    """Take and acknowledge the next tasks; returns their numbers."""
+    """Take and acknowledge the next tasks; return their numbers."""
     records = consumer.poll(500, timeout=1.0)
     if records:
         consumer.ack(records)
-    # the empty record has made the topic's leader known
+    # since the empty record, the client knows the topic's leader
     return [NUMBER.unpack(record.value)[0] for record in records if record.value]
 
 
 def _peer(name: str, usual: int, job: Job) -> Measures:
-    """The memory is that of Redis and of the worker, which may store delayed tasks as well."""
+    """Measure a peer: the memory of Redis and of the worker, which may also store delayed tasks."""
     count = job.pick(tiny=200, default=usual, long=4 * usual)
     found: Measures = {}
     arrivals = Arrivals()
@@ -114,7 +118,7 @@ def _peer(name: str, usual: int, job: Job) -> Measures:
         url = f"redis://{servers.HOST}:{port}/0"
         command = [sys.executable, "-m", "benchmarks.queues.delayed_peers", name, url]
         with delayed_peers.SENDERS[name](url, str(file)) as send:
-            send(OTHER, time.time())  # a worker that has run a task has loaded all that it needs
+            send(OTHER, time.time())  # a worker that has run a task has loaded all modules
             with servers.running(
                 command, job.folder / "worker.log", file.exists, {"PYTHONPATH": str(ROOT)}
             ):
@@ -129,7 +133,7 @@ def _peer(name: str, usual: int, job: Job) -> Measures:
 
 REDIS = "Redis, append-only file synced always"
 LATE = ("late min", "late p50", "late p99", "late max")
-CELERY, RQ = 20_000, 20_000  # they would need half an hour for a million
+CELERY, RQ = 20_000, 20_000  # a million tasks would take them half an hour
 
 PARTS = (
     Part(

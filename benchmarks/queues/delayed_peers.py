@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.queues.arrivals import note
 from benchmarks.queues.sides import celery_side
 
-Send = Callable[[int, float], object]  # a number, and when it is due in seconds since 1970
+Send = Callable[[int, float], object]  # a task's number, and its due time in seconds since 1970
 
 
 def run(file: str, number: int) -> None:
@@ -40,7 +40,7 @@ def _celery_sender(url: str, file: str) -> Iterator[Send]:
 
 
 def _celery_worker(url: str) -> None:
-    """The worker takes delayed tasks from Redis and holds them until they are due."""
+    """Start a worker, which takes delayed tasks from Redis and holds them until they are due."""
     app, _ = _celery(url)
     app.worker_main(
         "worker --pool solo --concurrency 1 --loglevel ERROR --without-gossip --without-mingle "
@@ -64,7 +64,7 @@ def _rq_sender(url: str, file: str) -> Iterator[Send]:
 
 
 def _rq_worker(url: str) -> None:
-    """Once a second, the worker moves the due tasks into the queue."""
+    """Start a worker, which moves the due tasks into the queue once a second."""
     from redis import Redis
     from rq import Queue, SimpleWorker
 

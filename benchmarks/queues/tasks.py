@@ -1,8 +1,8 @@
-"""Tasks that are sent, run and acknowledged: how many a second, how soon they start, and how evenly
-the workers share them.
+"""Sends, runs and acknowledges tasks, and measures how many run a second, how soon they start, and
+how evenly the workers share them.
 
-A worker runs one task at a time, and acknowledges it when it has run. Tasks and acknowledgements
-are on the disk before they are answered, as far as a queue can do that.
+A worker runs one task at a time, and then acknowledges the task. Tasks and acknowledgements are on
+the disk before they are answered, if a queue can do that.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ CREWS = {"1 worker": 1, "4 workers": 4, "16 workers": 16}
 FEW = 4  # workers of Q3 and Q4
 SHORT_S, LONG_S = 0.001, 0.02  # lengths of tasks
 LONG_TASKS = 200
-SPEED_TASKS = 2000  # tasks that show what 4 workers can do
-PACED_S = 3.0  # seconds of tasks at half of that
+SPEED_TASKS = 2000  # number of tasks that measure the highest rate of 4 workers
+PACED_S = 3.0  # seconds of tasks at half of that rate
 
 
 class Queue(NamedTuple):
-    """A product, as it is set up here."""
+    """A product, with its settings here."""
 
     name: str
     setting: str
     needs: Needs
     module: str  # its module in ``sides``; empty if it needs no other process
     host: Callable[[Path], AbstractContextManager[str]] | None  # yields the URL of its server
-    rate: int  # about how many no-ops a worker runs in a second
+    rate: int  # how many no-ops a worker runs in a second, about
     prefetch: tuple[int, int, int] = (0, 0, 0)  # for no-ops, for 1 ms, for 20 ms
     variant: str = ""
 
@@ -82,7 +82,7 @@ def _play(queue: Queue, folder: Path, plan: Plan, tasks: int) -> Iterator[tuple[
 
 
 def _rates(queue: Queue, work_s: float, job: Job) -> Measures:
-    """Send first, then let each number of workers run tasks; report how many a second."""
+    """Send the tasks, then let each number of workers run them; report how many ran a second."""
     found: Measures = {}
     for name, workers in CREWS.items():
         each_s = work_s + 1 / queue.rate
@@ -101,7 +101,7 @@ def _rates(queue: Queue, work_s: float, job: Job) -> Measures:
 
 
 def _start(queue: Queue, job: Job) -> Measures:
-    """Find what 4 workers can do, then send half of it at a steady rate."""
+    """Measure the highest rate of 4 workers, then send tasks at half of that rate."""
     speed = job.pick(tiny=100, default=min(SPEED_TASKS, 2 * queue.rate))
     paced_s = job.pick(tiny=1, default=round(PACED_S), long=10)
     most = speed + int(paced_s * FEW / SHORT_S / 2) + 1
@@ -118,7 +118,7 @@ def _start(queue: Queue, job: Job) -> Measures:
 
 
 def _fairness(queue: Queue, job: Job) -> Measures:
-    """Send 200 tasks to 4 workers that wait."""
+    """Send 200 tasks to 4 waiting workers."""
     warm = range(10 * FEW)
     tasks = range(warm.stop, warm.stop + job.pick(tiny=40, default=LONG_TASKS))
     plan = Plan(FEW, LONG_S, queue.prefetch[2], queue.variant)

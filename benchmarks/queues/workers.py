@@ -24,11 +24,11 @@ LOG = "workers.log"
 
 
 class Crew:
-    """Workers that run, with their board."""
+    """Running workers, with their board."""
 
     def __init__(self, board: Board, check: Callable[[], object]) -> None:
         self.board = board
-        self._check = check  # raises if a worker has ended
+        self._check = check  # raises an error if a worker has ended
 
     def gather(self) -> None:
         """Wait until all workers are at the gate."""
@@ -39,7 +39,7 @@ class Crew:
         self.board.wait_for_tasks(tasks, self._check)
 
     def seconds(self, sender: Sender, tasks: range) -> float:
-        """Send *tasks* at once; returns the seconds until the last of them has ended."""
+        """Send *tasks* at once; return the seconds until the last of them has ended."""
         self.board.sent(tasks.start)
         sender.burst(tasks)
         self.finish(tasks)
@@ -48,7 +48,7 @@ class Crew:
 
 @contextmanager
 def processes(side: str, url: str, folder: Path, plan: Plan, tasks: int) -> Iterator[Crew]:
-    """Start the workers of a side, for so many tasks; they are killed at the end."""
+    """Start the workers of a side, for a number of tasks; kill the workers at the end."""
     file = folder / "board"
     board = Board.make(file, plan.workers, tasks)
     count = 1 if side == "celery" and plan.variant == "prefork" else plan.workers
@@ -75,7 +75,7 @@ def processes(side: str, url: str, folder: Path, plan: Plan, tasks: int) -> Iter
     try:
         yield Crew(board, check)
     finally:
-        for process in found:  # nothing that they have left is of interest
+        for process in found:  # the benchmark needs none of their remaining output
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for process in found:

@@ -1,7 +1,7 @@
 """R: the cost of unused partitions: three brokers in one process, in virtual time.
 
 Messages are passed directly, and the clock jumps to the next deadline. So this benchmark measures
-the CPU time of the machines over a number of seconds.
+the CPU time of the state machines over a number of virtual seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKERS = ("b0", "b1", "b2")
 
 
 class Cluster:
-    """Brokers with disks in memory, and a zkserver that only sends one state."""
+    """Brokers with disks in memory, and a zkserver that only sends one state for each partition."""
 
     def __init__(self) -> None:
         import random
@@ -48,7 +48,7 @@ class Cluster:
         }
 
     def step(self, source: str, broker: str, message: Message) -> None:
-        """Deliver a message to a broker, and run all that follows."""
+        """Deliver a message to a broker, and run all work that follows."""
         self.brokers[broker].step(source, message, self.now)
         self._settle()
 
@@ -114,7 +114,8 @@ def _idle(job: Job, usual: int, mode: int) -> Measures:
     for name in BROKERS:
         cluster.step("zk", name, LeaderAndIsr(1, "zk", 1, states, full=True))
     batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
-    for index in range(count):  # each partition has a record: an empty partition costs less still
+    # put a record into each partition: an empty partition costs even less
+    for index in range(count):
         leader = BROKERS[index % len(BROKERS)]
         cluster.step("p", leader, Produce(index, "t", str(index), acks, batch))
     cluster.run(SETTLE_MS)

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NEEDS = Needs(("pyspark", "pyarrow", "pandas"), ("java",))
 OURS = Needs((*NEEDS.modules, "zmq"), NEEDS.programs)
+KAFKA = Needs((*NEEDS.modules, "confluent_kafka"), NEEDS.programs, ("kafka", "spark-kafka"))
 FILES = 4  # as many files as partitions: two for each slot
 KEYS = 100_000
 VALUE_BYTES = 100
@@ -34,8 +35,10 @@ MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBase
 
 
 @contextmanager
-def session(folder: Path) -> Iterator[SparkSession]:
-    """Start Spark with two slots and the settings of docs/spark.md, Sizing, for all sides alike."""
+def session(folder: Path, jars: Sequence[Path] = ()) -> Iterator[SparkSession]:
+    """Start Spark with two slots and the settings of docs/spark.md, Sizing, for all sides alike;
+    *jars* are additional ones.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -50,6 +53,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
+        "spark.jars": ",".join(map(str, jars)),
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
@@ -78,9 +82,9 @@ def passes(job: Job) -> tuple[int, int]:
 def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
     """Return the median of *count* rows per second; *work* may return its own time.
 
-    A JVM interprets at first and compiles code that runs often. Until then, for some millions of
-    rows, it handles a third of the rate, so that most of any side's time would be the same time of
-    the JVM. Each side therefore gets the same warm-up, even if a side does not need one.
+    A JVM first interprets code, and then compiles code that runs often. Until then, for some
+    millions of rows, it has a third of its final rate, and most of any side's time would be the
+    JVM's. Each side therefore gets the same warm-up, even if a side does not need one.
     """
     warm, measured = passes(job)
     found = []
@@ -92,15 +96,15 @@ def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
 
 
 def took(sink: DataStreamWriter) -> float:
-    """Run a query until it ends; returns the seconds of its batches that had rows."""
+    """Run a query until it ends; return the seconds of its batches that had rows."""
     for left in reversed(range(TRIES)):
         query = sink.start()
         try:
             query.awaitTermination()
         except Exception as error:
             if not left or "failed to connect back" not in str(error):
-                # otherwise a Python process took more than the ten seconds that Spark allows for
-                # its start
+                # a failure here means that a Python process took more than the ten seconds that
+                # Spark allows for its start
                 raise
         else:
             break

@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.kafka import jars, server
 from benchmarks.model import At, Goal, Job, Measures, Part, Side
+from benchmarks.network import kafka_side
+from benchmarks.network.kafka_side import Place
 from benchmarks.network.pymq_side import cluster
-from benchmarks.spark.engine import FILES, NEEDS, OURS, PATIENCE, rate, session, table, took
+from benchmarks.spark.engine import FILES, KAFKA, NEEDS, OURS, PATIENCE, rate, session, table, took
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +32,11 @@ AGGREGATE = (
     "sum(offset)",
     "max(timestamp)",
 )
+# A poll gives as much as there is: by default 500 records, and 1 MiB of a partition.
+KAFKA_OPTIONS = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+}
 Load = Callable[["SparkSession"], "DataFrame"]
 
 
@@ -92,6 +100,25 @@ def _fill(mq: Any, job: Job) -> None:
                 producer.send_many(TOPIC, values, keys, partition=number)
 
 
+def make_kafka(job: Job) -> None:
+    """Send the rows to a Kafka."""
+    from confluent_kafka import Producer
+
+    with server.kafka(job.folder) as bootstrap:
+        there = Place(bootstrap, (TOPIC,), FILES)
+        server.make_topic(there)
+        settings = {**kafka_side.ROOM, **kafka_side.BATCHES, "log_level": 0}
+        producer = Producer({"bootstrap.servers": bootstrap, **settings})
+        each = job.whole(ROWS) // FILES
+        for number in range(FILES):
+            rows = table(number * each, each)
+            values, keys = rows["value"].to_pylist(), rows["key"].to_pylist()
+            for value, key in zip(values, keys, strict=True):
+                producer.produce(TOPIC, value, key, number)
+            if producer.flush(300):
+                raise TimeoutError("Kafka did not acknowledge all rows")
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -113,7 +140,7 @@ def parquet(job: Job) -> Measures:
 
 
 def json(job: Job) -> Measures:
-    """Read with Spark's own reader, which gets the schema."""
+    """Read with Spark's own reader, which is given the schema."""
     return _read(job, lambda spark: spark.read.schema(SCHEMA).json(str(job.folder / TOPIC)))
 
 
@@ -121,24 +148,39 @@ def ours(place: Callable[[Path], AbstractContextManager[str]]) -> Callable[[Job]
     """Read a table and a stream of a cluster, or of a folder."""
 
     def run(job: Job) -> Measures:
-        count = job.whole(ROWS) // FILES * FILES
         with place(job.folder) as url, session(job.folder) as spark:
-            options = {"url": url, "subscribe": TOPIC, "startingOffsets": "earliest"}
-
-            def read() -> None:
-                _aggregate(spark.read.format("pymq").options(**options).load(), count)
-
-            def stream() -> float:
-                return _stream(spark, options, job.folder / "checkpoint", count)
-
-            return {"read": rate(job, count, read), "stream": rate(job, count, stream)}
+            return _both(job, spark, "pymq", {"url": url})
 
     return run
 
 
-def _stream(spark: SparkSession, options: dict[str, str], checkpoint: Path, count: int) -> float:
+def kafka(job: Job) -> Measures:
+    """Read a table and a stream of a Kafka, by Spark's connector."""
+    with (
+        server.kafka(job.folder) as bootstrap,
+        session(job.folder, jars.paths("spark-kafka")) as spark,
+    ):
+        return _both(job, spark, "kafka", {"kafka.bootstrap.servers": bootstrap, **KAFKA_OPTIONS})
+
+
+def _both(job: Job, spark: SparkSession, kind: str, place: dict[str, str]) -> Measures:
+    """Read a topic as a table, and then as a stream."""
+    options = {**place, "subscribe": TOPIC, "startingOffsets": "earliest"}
+    count = job.whole(ROWS) // FILES * FILES
+    checkpoint = job.folder / "checkpoint"
+
+    def read() -> None:
+        _aggregate(spark.read.format(kind).options(**options).load(), count)
+
+    def stream() -> float:
+        source = spark.readStream.format(kind).options(**options).load()
+        return _stream(source, checkpoint, count)
+
+    return {"read": rate(job, count, read), "stream": rate(job, count, stream)}
+
+
+def _stream(source: DataFrame, checkpoint: Path, count: int) -> float:
     """Read everything as a stream of one batch; returns the seconds of the batch."""
-    source = spark.readStream.format("pymq").options(**options).load()
     shutil.rmtree(checkpoint, ignore_errors=True)
     sink = source.writeStream.foreachBatch(lambda frame, number: _aggregate(frame, count))
     sink = sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
@@ -152,6 +194,14 @@ PARTS = (
         (
             Side("parquet", "snappy", parquet, NEEDS, make_parquet, is_kept=True),
             Side("json", "base64, schema given", json, NEEDS, make_json, is_kept=True),
+            Side(
+                "kafka",
+                "Spark's Kafka connector 4.2; stream: AvailableNow, time of its batch",
+                kafka,
+                KAFKA,
+                make_kafka,
+                is_kept=True,
+            ),
             Side(
                 "pymq",
                 "a broker in a process of its own; stream: AvailableNow, time of its batch",
@@ -169,14 +219,18 @@ PARTS = (
                 is_kept=True,
             ),
         ),
-        tuple(
-            goal
-            for side in ("pymq", "pymq folder")
-            for goal in (
-                Goal(At(side, "read"), (At("parquet", "read"),), at_least=0.9),
-                Goal(At(side, "read"), (At("json", "read"),), at_least=1.5),
-                Goal(At(side, "stream"), (At(side, "read"),), at_least=0.8),
-            )
+        (
+            *(
+                goal
+                for side in ("pymq", "pymq folder")
+                for goal in (
+                    Goal(At(side, "read"), (At("parquet", "read"),), at_least=0.9),
+                    Goal(At(side, "read"), (At("json", "read"),), at_least=1.5),
+                    Goal(At(side, "stream"), (At(side, "read"),), at_least=0.8),
+                )
+            ),
+            Goal(At("pymq", "read"), (At("kafka", "read"),), at_least=3),
+            Goal(At("pymq", "stream"), (At("kafka", "stream"),), at_least=2.5),
         ),
         runs_max=3,
         patience=PATIENCE,

@@ -10,12 +10,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.kafka import jars, server
 from benchmarks.model import At, Goal, Job, Measures, Part, Side
-from benchmarks.network import limit_side
+from benchmarks.network import kafka_side, limit_side
+from benchmarks.network.kafka_side import Place
 from benchmarks.network.pymq_side import cluster
 from benchmarks.network.roles import Actor
 from benchmarks.network.servers import HOST
-from benchmarks.spark.engine import KEYS, NEEDS, OURS, PATIENCE, passes, rate, session, took
+from benchmarks.spark.engine import KAFKA, KEYS, NEEDS, OURS, PATIENCE, passes, rate, session, took
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 ROWS = 1_000_000
 FILES = 2  # one file for each slot
 TOPIC, PARTITIONS = "rows", 4
+KAFKA_OPTIONS = {"kafka.linger.ms": "5", "kafka.batch.size": "1000000"}  # as with the C client
 MADE = (
     f"encode(lpad(cast(id % {KEYS} as string), 8, '0'), 'utf-8') key",
     "encode(left(sha2(cast(id as string), 512), 100), 'utf-8') value",
@@ -49,7 +52,7 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def _stream(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -> float:
-    """Write everything as a stream of one batch; returns the seconds of the batch."""
+    """Write everything as a stream of one batch; return the seconds of the batch."""
     source = spark.readStream.schema("id long").parquet(str(job.folder / "numbers"))
     checkpoint = job.folder / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -91,14 +94,38 @@ def _with_cluster(work: Callable[[SparkSession, Job, str], Measures], job: Job) 
     return found
 
 
+def kafka(job: Job) -> Measures:
+    """Write with Spark's Kafka connector, and check that each run wrote each row."""
+    home = job.folder / "kafka"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    job.warm(sum(passes(job)) * job.whole(ROWS) * 150)
+    with (
+        server.kafka(home) as bootstrap,
+        session(job.folder, jars.paths("spark-kafka")) as spark,
+    ):
+        there = Place(bootstrap, (TOPIC,), PARTITIONS)
+        server.make_topic(there)
+        options = {"kafka.bootstrap.servers": bootstrap, "topic": TOPIC, **KAFKA_OPTIONS}
+        found = _into(spark, job, "kafka", options)
+        if (count := kafka_side.records(there)) % job.whole(ROWS):
+            raise ValueError(f"{count} rows are there, not so many times {job.whole(ROWS)}")
+    return found
+
+
 def _write(spark: SparkSession, job: Job, url: str) -> Measures:
-    options, count = {"url": url, "topic": TOPIC}, job.whole(ROWS)
+    return _into(spark, job, "pymq", {"url": url, "topic": TOPIC})
+
+
+def _into(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -> Measures:
+    """Append to a topic as a table, and then as a stream."""
+    count = job.whole(ROWS)
 
     def write() -> None:
-        _rows(spark, job).write.format("pymq").options(**options).mode("append").save()
+        _rows(spark, job).write.format(kind).options(**options).mode("append").save()
 
     def stream() -> float:
-        return _stream(spark, job, "pymq", options)
+        return _stream(spark, job, kind, options)
 
     return {"write": rate(job, count, write), "stream": rate(job, count, stream)}
 
@@ -185,6 +212,13 @@ PARTS = (
         (
             Side("parquet", "snappy, no fsync", parquet, NEEDS, make_numbers),
             Side(
+                "kafka",
+                "Spark's Kafka connector 4.2, at least once, no fsync; one node",
+                kafka,
+                KAFKA,
+                make_numbers,
+            ),
+            Side(
                 "pymq",
                 'exactly once: staged with fdatasync, then copied, fsync="os"; one broker',
                 partial(_with_cluster, _write),
@@ -195,6 +229,8 @@ PARTS = (
         (
             Goal(At("pymq", "write"), (At("parquet", "write"),), at_least=0.8),
             Goal(At("pymq", "stream"), (At("parquet", "stream"),), at_least=0.8),
+            Goal(At("pymq", "write"), (At("kafka", "write"),), at_least=1.3),
+            Goal(At("pymq", "stream"), (At("kafka", "stream"),), at_least=1.3),
         ),
         runs_max=3,
         patience=PATIENCE,

@@ -1,4 +1,4 @@
-"""Long names in tables may be broken where they are put together, and nowhere else."""
+"""Lets browsers break long names in tables between the names' parts, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from docutils import nodes
 from sphinx.application import Sphinx
 
-LONG = 14  # characters that stay together
+LONG = 14  # names up to this number of characters are not broken
 _JOINT = re.compile(r"(?<=[/_.,:=\]])(?=[^/_.,:=\]\s])|(?<=[a-z])(?=[A-Z])")
 
 
@@ -17,7 +17,7 @@ def pieces(text: str) -> list[str]:
 
 
 def allow(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """Put an invisible place to break between the parts of what is code in a table."""
+    """Put an invisible place for a line break between the parts of each code name in a table."""
     if app.builder.format != "html":
         return
     for entry in tree.findall(nodes.entry):
@@ -32,6 +32,6 @@ def allow(app: Sphinx, tree: nodes.document, page: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register this extension; Sphinx calls this function."""
     app.connect("doctree-resolved", allow)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,6 @@
-"""``{pymq-figures} WHAT``: what ``docs/figures/bench.json`` says; ``SHOWN`` has the words."""
+"""The directive ``{pymq-figures} WHAT``, which shows a part of ``docs/figures/bench.json``;
+``SHOWN`` has the possible parts.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,18 @@ SHOWN = {
 
 
 class Figures(SphinxDirective):
-    """A piece of Markdown, made from the JSON when the page is read."""
+    """A piece of Markdown, made from the JSON when Sphinx reads the page."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Make the figure's nodes."""
+        """Make the nodes of the page."""
         self.env.note_dependency(str(FILE))
         text = SHOWN[self.arguments[0]](markdown.load(FILE))
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register this extension; Sphinx calls this function."""
     app.add_directive("pymq-figures", Figures)
     return {"parallel_read_safe": True}

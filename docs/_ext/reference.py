@@ -1,6 +1,7 @@
-"""What the reference has beside docstrings: tables of errors and fields, and links to public names.
+"""Parts of the reference besides docstrings: tables of errors and fields, and links to public
+names.
 
-The reference is read from the code, so it cannot go out of date.
+The reference is made from the code, so it cannot be out of date.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pymq
 from pymq import errors
 
 PUBLIC = ("pymq", "pymq.aio", "pymq.metrics", "pymq.web", "pymq.testing", "pymq.errors")
-# Whom users construct themselves; everybody else's constructor is nobody's business.
+# Classes that users construct themselves; the reference hides the constructors of all others.
 CONSTRUCTED = set(
     """Broker ZkServer Cluster Faults
     PymqBroker PymqResultBackend PymqRetryMiddleware PymqScheduleSource""".split()
@@ -50,7 +51,9 @@ def rows_as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class ErrorTable(SphinxDirective):
-    """``.. pymq-errors::``: every error with its code; each can be linked to."""
+    """The directive ``.. pymq-errors::``: a table of all errors with their codes; pages can link to
+    each error.
+    """
 
     def run(self) -> list[nodes.Node]:
         """Make the table."""
@@ -84,7 +87,9 @@ def _error_row(cls: type[errors.PymqError]) -> tuple[str, ...]:
 
 
 class FieldTable(SphinxDirective):
-    """``.. pymq-fields:: pymq.TopicConfig``: the fields of a value, with their comments."""
+    """The directive ``.. pymq-fields:: pymq.TopicConfig``: a table of a class's fields, with their
+    comments.
+    """
 
     required_arguments = 1
 
@@ -123,7 +128,7 @@ def _comments(source: str) -> dict[int, str]:
 
 
 def _literal(comment: str) -> str:
-    """A comment is no markup: a name with an underscore at its end is not a link."""
+    """Escape a comment, which is no markup: a name with an underscore at its end is not a link."""
     return comment.replace("*", "\\*").replace("|", "\\|")
 
 
@@ -147,8 +152,10 @@ def _shown(value: Any) -> str:
 
 
 def public_names() -> dict[str, str]:
-    """Where a public name is documented, by every name under which docstrings may call it."""
-    # Autodoc would describe what has another name inside as an alias, and nothing more.
+    """The places of documentation of public names, by every form of a name that docstrings
+    may use.
+    """
+    # Autodoc would describe a class whose own name is different only as an alias.
     pymq.RecordBatch.__name__ = pymq.RecordBatch.__qualname__ = "RecordBatch"
     found: dict[str, str] = {}
     for module in map(import_module, PUBLIC):
@@ -165,7 +172,9 @@ def public_names() -> dict[str, str]:
 def resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.Element
 ) -> nodes.Node | None:
-    """Find what a docstring or a signature means by a name; the standard library is no link."""
+    """Resolve a name in a docstring or a signature; names of the standard library do not become
+    links.
+    """
     if node.get("refdomain") != "py":
         return None
     target = str(node["reftarget"])
@@ -205,7 +214,7 @@ _NAMES = public_names()
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register this extension; Sphinx calls this function."""
     app.add_directive("pymq-errors", ErrorTable)
     app.add_directive("pymq-fields", FieldTable)
     app.connect("missing-reference", resolve)

@@ -276,6 +276,8 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             | msg.LeaveClassic()
             | msg.CommitClassic()
             | msg.DescribeClassic()
+            | msg.BeatReconciled()
+            | msg.DescribeReconciled()
         ):
             return (refusal(message, error),)
         case msg.LeaderAndIsr():

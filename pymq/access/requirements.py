@@ -47,14 +47,14 @@ def is_declared(cls: type) -> bool:
 
 
 def _topic(operation: Operation, field: str = "topic") -> Callable[[Any], Needs]:
-    def needs(message: Any) -> Needs:
-        name = getattr(message, field)
-        if name.startswith(INTERNAL_PREFIX):
-            # Internal topics contain data of all principals.
-            return (CLUSTER_ACTION,)
-        return (Requirement(operation, Kind.TOPIC, name),)
+    return lambda message: _named_topic(operation, getattr(message, field))
 
-    return needs
+
+def _named_topic(operation: Operation, name: str) -> Needs:
+    if name.startswith(INTERNAL_PREFIX):
+        # Internal topics contain data of all principals.
+        return (CLUSTER_ACTION,)
+    return (Requirement(operation, Kind.TOPIC, name),)
 
 
 def _copy(message: msg.Copy) -> Needs:
@@ -74,6 +74,12 @@ def _join(message: msg.Join) -> Needs:
 
 def _commit_classic(message: msg.CommitClassic) -> Needs:
     topics = [need for each in message.offsets for need in _topic(Operation.READ)(each)]
+    return tuple(dict.fromkeys((*_group(Operation.READ)(message), *topics)))
+
+
+def _beat_reconciled(message: msg.BeatReconciled) -> Needs:
+    names = [topic for topic, _, _ in message.topics or ()]
+    topics = [need for name in names for need in _named_topic(Operation.READ, name)]
     return tuple(dict.fromkeys((*_group(Operation.READ)(message), *topics)))
 
 
@@ -140,6 +146,8 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.LeaveClassic: _group(Operation.READ),
     msg.CommitClassic: _commit_classic,
     msg.DescribeClassic: _group(Operation.DESCRIBE),
+    msg.BeatReconciled: _beat_reconciled,
+    msg.DescribeReconciled: _group(Operation.DESCRIBE),
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),
     msg.DeleteTopic: _topic(Operation.DELETE, "name"),
@@ -166,6 +174,7 @@ _NEEDS |= dict.fromkeys(
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Copied, msg.Cancelled, msg.EpochFound),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
+        *(msg.Reconciled, msg.ReconciledState),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         msg.UnderWay,
         # Messages between brokers and the controller.

@@ -1,4 +1,4 @@
-"""Connects an event loop with pymq's loop; opens and closes handles."""
+"""Connects asyncio's event loop with pymq's loop; opens and closes handles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AsyncHandle(ABC):
         """Close the resource."""
 
     def __reduce__(self) -> Never:
-        """Raise: neither another process nor a copy can share the resource."""
+        """Raise an error: neither another process nor a copy can share the resource."""
         name = type(self).__name__
         raise TypeError(
             f"an {name} cannot be pickled or copied, as for another process; open another one there"
@@ -46,7 +46,7 @@ class AsyncHandle(ABC):
         try:
             await self.close()
         except PymqError as second:
-            # Raise the first error, with this one as a note.
+            # Raise the first error; this error becomes its note.
             if error is None:
                 raise
             error.add_note(f"and on closing it: {second}")
@@ -103,7 +103,7 @@ class Opening(Generic[H]):
 
 
 class Bridge:
-    """Passes work between an event loop and the thread that turns pymq's loop."""
+    """Passes work between asyncio's event loop and the thread that runs pymq's loop."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -111,7 +111,7 @@ class Bridge:
         self.loop = asyncio.get_running_loop()
 
     def tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Call *callback* in the event loop; any thread may call this."""
+        """Call *callback* in the event loop; any thread may call this method."""
         try:
             self.loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
@@ -122,7 +122,7 @@ class Bridge:
     ) -> bool:
         """Run *start* in the background thread, and wait until its result is done.
 
-        Returns False if *timeout* seconds have passed before.
+        Returns False if *timeout* seconds pass before that.
         """
         future: asyncio.Future[None] = self.loop.create_future()
 
@@ -141,14 +141,15 @@ class Bridge:
         return await wait_for(future, timeout)
 
     async def turn(self, errand: Callable[[ClientLoop], object]) -> None:
-        """Run an errand, and wait until pymq's loop has carried out its consequences."""
+        """Run an errand, and wait until pymq's loop has done the work that the errand caused."""
         future: asyncio.Future[None] = self.loop.create_future()
 
         def begin(loop: ClientLoop) -> None:
             try:
                 errand(loop)
             finally:
-                # If an errand queues another errand, that runs after the turns between them.
+                # An errand that the first errand queues runs after the loop has done the first
+                # one's work.
                 self.driver.soon(end)
 
         def end(loop: ClientLoop) -> None:
@@ -163,7 +164,7 @@ class Bridge:
 
 
 async def wait_for(future: asyncio.Future[None], timeout: float | None) -> bool:
-    """Wait until *future* is done; returns False if *timeout* seconds have passed before."""
+    """Wait until *future* is done; return False if *timeout* seconds pass before that."""
     if timeout is not None and not future.done():
         # Unlike ``asyncio.wait_for`` this creates no task and cancels nothing.
         await asyncio.wait([future], timeout=max(0.0, timeout))
@@ -185,11 +186,11 @@ def close_late(handle: Client | Producer | Consumer) -> None:
     try:
         handle.close()
     except PymqError:
-        pass  # No caller is left who could get the error.
+        pass  # No caller is left to get the error.
 
 
 async def in_thread(make: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Call *make* in a thread; if the caller is cancelled, call *undo* with its result."""
+    """Call *make* in a thread; if the caller is cancelled, call *undo* with the result."""
     running = asyncio.get_running_loop()
     making = running.run_in_executor(None, make)
     try:

@@ -69,14 +69,15 @@ def open(
 async def _open(open: Callable[[], Client]) -> AsyncClient:
     def make() -> Client:
         client = open()
-        client.driver.soon(_nothing)  # This starts the driver's thread, which waits for a lock.
+        # The errand starts the driver's thread, which waits for a lock.
+        client.driver.soon(_nothing)
         return client
 
     return AsyncClient(await in_thread(make, close_late))
 
 
 def _nothing(loop: ClientLoop) -> None:
-    """Do nothing: this errand only makes the loop turn."""
+    """Do nothing: this errand only makes pymq's loop run once."""
 
 
 class AsyncClient(AsyncHandle):
@@ -330,7 +331,7 @@ class AsyncClient(AsyncHandle):
         changes: deque[Callable[[], Awaitable[object]]] = deque()
 
         def noted(callback: Callable[[tuple[str, ...]], object]) -> Callable[..., None]:
-            # Any thread may find changes; their callbacks run in the event loop.
+            # Any thread may find changes of the assignment; the callbacks run in the event loop.
             def note(partitions: tuple[str, ...]) -> None:
                 changes.append(partial(called, callback, partitions))
 
@@ -475,7 +476,7 @@ class AsyncClient(AsyncHandle):
         for handle in list(dict.fromkeys([*self._replying, *self._pulling, *self._handles])):
             try:
                 await handle.close()
-            except Exception as error:  # close the others, too
+            except Exception as error:  # close the other handles, too
                 first = first or error
         await self._bridge.call(self._client.close)
         if first is not None:

@@ -32,7 +32,7 @@ UNTIL_END_S = 0.05  # interval at which ``until_end`` checks the group's other m
 class AsyncConsumer(AsyncHandle):
     """Consumes records; created by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
-    One task at a time may poll a consumer. If a poll is cancelled, it has taken no record.
+    One task at a time may poll a consumer. A cancelled poll has taken no record.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AsyncConsumer(AsyncHandle):
     async def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[RecordBatch]:
-        """Return record batches with their columns; the fast way to read in bulk."""
+        """Return record batches with their columns; the fastest way to read many records."""
         check_timeout(timeout)
         consumer = self._consumer
         consumer._ack_last()
@@ -86,7 +86,9 @@ class AsyncConsumer(AsyncHandle):
         return consumer.poll_batches(max_bytes, 0)
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
-        """Wait until a poll has records or an error; takes none, so it may be cancelled."""
+        """Wait until a poll has records or an error; it takes no records, so it may be
+        cancelled.
+        """
         self._consumer._polling.measure()
         intake, loop = self._intake, self._bridge.loop
         until = None if timeout is None else loop.time() + timeout
@@ -129,9 +131,10 @@ class AsyncConsumer(AsyncHandle):
                     intake.is_awaited = False
 
     async def _prove(self, timeout: float | None) -> None:
-        """Wait until the group confirms that the fetched records are still leased; drop the others.
+        """Wait until the group confirms that the fetched records are still leased; drop records
+        whose lease is lost.
 
-        Without a confirmation within *timeout* seconds none of them is returned.
+        Without a confirmation within *timeout* seconds, the poll returns none of the records.
         """
         worker = self._consumer._worker
         if worker is None:
@@ -205,7 +208,7 @@ class AsyncConsumer(AsyncHandle):
     def ack(self, records: Records) -> None:
         """Acknowledge records.
 
-        The acknowledgement is sent and synced soon; :meth:`commit` waits for that.
+        The consumer sends the acknowledgement soon; :meth:`commit` waits until it is synced.
         """
         self._consumer.ack(records)
 
@@ -231,7 +234,7 @@ class AsyncConsumer(AsyncHandle):
             RequestTimeout: the group coordinator did not answer in time.
             FencedMember: the group had removed this consumer; other members get its records.
             StoreFull, StoreError: the offsets could not be written; the consumer retries.
-            ConfigError: *timeout* is no number of seconds, or it was given without its name. Pass
+            ConfigError: *timeout* is not a number of seconds, or was passed by position. Pass
                 records to :meth:`ack`.
         """
         check_commit(nothing)
@@ -328,7 +331,7 @@ class AsyncConsumer(AsyncHandle):
             return
 
     async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
-        """Call ``on_record``; in a group, if it raises for a record, the record is redelivered."""
+        """Call ``on_record``; if it raises, the group redelivers the record."""
         consumer = self._consumer
         if consumer._worker is None:
             await called(on_record, record)
@@ -361,7 +364,8 @@ class AsyncConsumer(AsyncHandle):
     async def close(self) -> None:
         """Commit acknowledgements, return undelivered records, and leave the group.
 
-        This waits for a running ``on_record``; without a group its error is raised here.
+        This method waits for a running ``on_record``; without a group, it raises the error of
+        ``on_record``.
         """
         if self._closing is None:
             self._is_closing = True
@@ -387,8 +391,8 @@ class AsyncConsumer(AsyncHandle):
 
 
 def _quietly(ask: Callable[[ClientLoop], object], loop: ClientLoop) -> None:
-    """Run an errand and ignore its errors, because the caller gets them elsewhere."""
+    """Run an errand and ignore its errors, because the caller gets the errors elsewhere."""
     try:
         ask(loop)
     except Closed:
-        pass  # the caller's next check finds that it is closed
+        pass  # the caller's next check finds that the consumer is closed

@@ -25,11 +25,11 @@ class AsyncDelivery:
 
     def __init__(self, producer: AsyncProducer, delivery: Delivery | None) -> None:
         self._producer = producer
-        # None while the record is held back because its topic is not known yet
+        # None while the record waits for the metadata of its topic
         self._delivery = delivery
-        # Done once the record is no longer held back.
+        # done once the record no longer waits
         self._held: asyncio.Future[None] | None = None
-        self._error: Exception | None = None  # the error that kept the record from being sent
+        self._error: Exception | None = None  # the error that prevented the sending
 
     def done(self) -> bool:
         """Whether the record is acknowledged or has failed."""
@@ -54,7 +54,7 @@ class AsyncDelivery:
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the record is still being sent.
-            PymqError: the error that kept the record from being written.
+            PymqError: the error because of which the record was not written.
         """
         return self._found(await self._settled(timeout))
 
@@ -133,7 +133,8 @@ class AsyncDeliveries:
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until all records are acknowledged; see :meth:`pymq.Deliveries.wait`."""
         await self._settled(timeout)
-        self._deliveries.wait(0)  # all deliveries are done, so this call only raises errors
+        # all deliveries are done, so this call does not wait, and only raises errors
+        self._deliveries.wait(0)
 
     async def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait as :meth:`wait` does, and return the metadata of each record."""

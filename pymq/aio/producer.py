@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Feed(Producer):
-    """The same producer for the event loop's thread: its ``send`` never waits."""
+    """The same producer, for the event loop's thread: its ``send`` never waits."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer._client, producer._sender, producer._config)
@@ -46,7 +46,8 @@ class Feed(Producer):
             self._driver.soon(self._seal)
 
     def _seal(self, loop: ClientLoop) -> None:
-        # Clear first: a batch that fills from now on is closed below, or queues a new errand.
+        # Clear the set first: a batch that becomes full from now on is closed below, or queues a
+        # new errand.
         self._filled.clear()
         loop.touch(self._sender.name)
 
@@ -67,7 +68,7 @@ class AsyncProducer(AsyncHandle):
         self._timeout = producer._config.delivery_timeout_ms / 1000
         self._is_closed = False
         self._watched: deque[tuple[Delivery, Callable[[], object] | asyncio.Future[None]]] = deque()
-        self._is_looking = False  # whether a queued errand will read ``_watched``
+        self._is_looking = False  # True while a queued errand is going to read ``_watched``
         self._held: dict[str, deque[tuple[AsyncDelivery, Callable[[], Delivery]]]] = {}  # by topic
         self._releases: dict[str, asyncio.Future[None]] = {}  # by topic
         self._held_bytes = 0
@@ -86,10 +87,10 @@ class AsyncProducer(AsyncHandle):
         expires_s: float | None = None,
         priority: int = 0,
     ) -> AsyncDelivery:
-        """Send one record and return its delivery, which may be awaited or left alone.
+        """Send one record and return its delivery; awaiting the delivery is optional.
 
-        This never waits. So if the buffer is full, it raises at once; other errors, such as
-        :class:`UnknownTopic`, are raised when the delivery is awaited, or by :meth:`flush`.
+        This method never waits. So if the buffer is full, it raises at once; awaiting the delivery,
+        or :meth:`flush`, raises other errors, such as :class:`UnknownTopic`.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
@@ -119,7 +120,7 @@ class AsyncProducer(AsyncHandle):
 
     def _refuse(self) -> None:
         def empty(loop: ClientLoop) -> None:
-            # Lingering batches would keep the buffer full.
+            # Batches that wait for ``linger_ms`` would keep the buffer full.
             self._sender.sealer.seal_due(loop.clock(), everything=True)
             loop.touch(self._sender.name)
 
@@ -178,7 +179,7 @@ class AsyncProducer(AsyncHandle):
             delivery, send = held.popleft()
             try:
                 delivery._delivery = send()
-            except Exception as error:  # raised when the delivery is awaited, or by flush()
+            except Exception as error:  # awaiting the delivery, or flush(), raises the error
                 delivery._error = error
                 self._unsent[id(delivery)] = delivery
 
@@ -220,8 +221,8 @@ class AsyncProducer(AsyncHandle):
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
-            DeliveryFailed: records failed whose deliveries the application has not read.
-            ConfigError: *timeout* is no number of seconds.
+            DeliveryFailed: records failed, and the application has not looked at their deliveries.
+            ConfigError: *timeout* is not a number of seconds.
         """
         check_timeout(timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -258,7 +259,9 @@ class AsyncProducer(AsyncHandle):
     def _watch(
         self, delivery: Delivery, call: Callable[[], object] | None = None
     ) -> asyncio.Future[None]:
-        """Send *delivery* at once; when it is done, complete the returned future or call *call*."""
+        """Send the record of *delivery* at once; once it is acknowledged, complete the returned
+        future or call *call*.
+        """
         future: asyncio.Future[None] = self._loop.create_future()
         self._watched.append((delivery, future if call is None else call))
         if not self._is_looking:
@@ -271,7 +274,7 @@ class AsyncProducer(AsyncHandle):
 
         Runs in the loop.
         """
-        # Reset before ``_watched`` is read: a later wait queues a new errand.
+        # Reset the flag before reading ``_watched``: a later wait queues a new errand.
         self._is_looking = False
         watched, sender = self._watched, self._sender
         batches: dict[Batch, list[Callable[[], object] | asyncio.Future[None]]] = {}

@@ -69,7 +69,7 @@ class AsyncRequester:
                 left = until - loop.time()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
-                # Shielded, so that the next pass of this Python loop can wait for the future again.
+                # Shield the future, so that the next iteration can wait for it again.
                 if not await wait_for(asyncio.shield(future), min(left, pause)):
                     await self._prove(service, since)
                 pause = CHECK_S
@@ -99,7 +99,7 @@ class AsyncRequester:
             try:
                 mailbox.deliver(await reader.poll(1_000, None))
             except OffsetOutOfRange:
-                # Retention was faster than this client reads: earlier replies are gone.
+                # Retention has removed earlier replies before this client read them.
                 await reader.seek(mailbox.partition, "end")
             except Closed:
                 return

@@ -117,8 +117,8 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
         )
 
         async def opened() -> AsyncTypedConsumer[T]:
-            # This function does not wait, so the task that calls *on_record* begins only after it
-            # returns.
+            # This function does not wait, so the task that calls *on_record* begins only after the
+            # function returns.
             made.append(AsyncTypedConsumer(await opening, self._topic, on_bad))
             return made[0]
 

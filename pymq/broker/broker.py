@@ -22,6 +22,7 @@ from pymq.core.message import (
     Acquire,
     Answer,
     BeatClassic,
+    BeatReconciled,
     CancelDelayed,
     CommitClassic,
     CommitOffset,
@@ -29,6 +30,7 @@ from pymq.core.message import (
     DeleteGroup,
     DescribeClassic,
     DescribePartitions,
+    DescribeReconciled,
     Fetch,
     Fetched,
     FindEpoch,
@@ -211,6 +213,8 @@ class BrokerMachine:
                 | LeaveClassic()
                 | CommitClassic()
                 | DescribeClassic()
+                | BeatReconciled()
+                | DescribeReconciled()
             ):
                 self._coordinators.step(source, message, now)
             case Copy():

@@ -18,10 +18,12 @@ from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
     Acquire,
     BeatClassic,
+    BeatReconciled,
     CommitClassic,
     CommitOffset,
     DeleteGroup,
     DescribeClassic,
+    DescribeReconciled,
     Fetched,
     GetGroup,
     GetLeases,
@@ -63,6 +65,8 @@ OneGroup = (
     | LeaveClassic
     | CommitClassic
     | DescribeClassic
+    | BeatReconciled
+    | DescribeReconciled
 )
 
 

@@ -2,8 +2,7 @@
 
 The module of a subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds
 its arguments; and ``run(args, show)``, which returns the exit code. :func:`main` prints an uncaught
-error as one line with hints below it. Nested commands are added with
-:func:`pymq.cli.subcommands.word`.
+error as one line with hints below it. :func:`pymq.cli.subcommands.word` adds nested commands.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 """
@@ -74,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = Show(is_json=args.json)
     try:
         code = cast(int, args.run(args, show))
-        if sys.stdout is not None:  # None if the shell has closed it
-            sys.stdout.flush()  # here, so that a closed pipe is caught below
+        if sys.stdout is not None:  # None if the shell has closed standard output
+            sys.stdout.flush()  # flush here, so that a closed pipe is caught below
         return code
     except KeyboardInterrupt:
         if args.debug:
@@ -83,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show.interrupted()
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output, such as `head`, has closed the pipe. Python must not flush the
-        # rest.
+        # The reader of the output, such as `head`, has closed the pipe, so Python must not flush
+        # the remaining output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # An interrupted check has not shown that everything is right.
+        # An interrupted check has not shown that all is well, so it fails.
         return FAILED if args.command in ("verify", "doctor") else OK
     except (PymqError, OSError) as error:
         if args.debug:

@@ -19,7 +19,7 @@ URL = "PYMQ_URL"
 def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
     """Add ``--url`` and the key options.
 
-    If a nested command has them too, they override those of the *top*.
+    The options of a nested command override those of the *top* command.
     """
     default = None if is_top else argparse.SUPPRESS
     parser.add_argument(
@@ -60,7 +60,7 @@ def url_of(args: argparse.Namespace) -> str:
 
 
 def folder_of(url: str) -> str | None:
-    """Return the folder that a URL names; None if it names none."""
+    """Return the folder that a URL names; None for other URLs."""
     if url in ("memory:", ":memory:"):
         return None
     scheme, separator, rest = url.partition("://")
@@ -101,12 +101,12 @@ def described(mq: pymq.Client) -> Iterator[TopicDescription]:
 
 
 def suggest(mq: pymq.Client, error: PymqError) -> None:
-    """Add the similar or existing names to an error, if they can be read."""
+    """Add similar or existing names to an error, if the names can be read."""
     kind = "topic" if isinstance(error, UnknownTopic) else "group"
     try:
         names = mq.topics() if kind == "topic" else mq.groups()
     except PymqError:
-        return  # the first error is the one to report
+        return  # report the first error, not this one
     wanted = error.message.split("'")[1] if error.message.count("'") >= 2 else ""
     near = difflib.get_close_matches(wanted, names, 1)
     if near:

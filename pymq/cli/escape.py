@@ -1,8 +1,8 @@
-"""Escapes untrusted text for terminals; only this module decides what is printed unchanged.
+"""Escapes untrusted text for terminals; only this module decides which text is safe.
 
-Names, keys, values, headers, options and errors come from other users. Such texts may contain
-terminal commands (ECMA-48) or characters that reorder text (Unicode TR9). Each such character is
-printed as its code point.
+Names, keys, values, headers, options and errors come from other users. The text of other users may
+contain terminal commands (ECMA-48) or characters that reorder text (Unicode TR9). The commands
+print each such character as its code point.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """Within its ``with`` block, SIGINT and SIGTERM only set a flag.
 
-    A second signal raises ``KeyboardInterrupt`` at once, for users who do not want to wait. In
-    threads other than the main thread it does nothing, because they get no signals.
+    A second signal raises ``KeyboardInterrupt`` at once, for users who do not want to wait. Outside
+    the main thread, the ``with`` block does nothing, because only the main thread gets signals.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Interrupt:
         """Wait for outside input; the first interrupt ends the wait at once.
 
         Raises:
-            KeyboardInterrupt: on that interrupt.
+            KeyboardInterrupt: the user has interrupted the wait.
         """
         self._may_raise = True
         try:

@@ -17,7 +17,7 @@ Options = Callable[[argparse.ArgumentParser], None]
 
 
 def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
-    """Add a node's options for the help text; required ones may come from a configuration file."""
+    """Add a node's options for the help text; a configuration file may set required options."""
     options(parser)
     parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
     for action in parser._actions:
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
 def run_node(
     args: argparse.Namespace, options: Options, make: Callable[[argparse.Namespace], Node]
 ) -> int:
-    """Run the node that *make* returns for the command line and its configuration file.
+    """Run the node that *make* creates from the command line and its configuration file.
 
     Returns the exit status, after SIGTERM or SIGINT.
 

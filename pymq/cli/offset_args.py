@@ -26,7 +26,7 @@ def parse_place(text: str, now_ms: int | None = None) -> OffsetArg:
     """Parse a start position.
 
     Raises:
-        ConfigError: *text* is none.
+        ConfigError: *text* is not a start position.
     """
     word = text.strip()
     if word in ("earliest", "begin", "latest", "end"):
@@ -48,7 +48,8 @@ def parse_place(text: str, now_ms: int | None = None) -> OffsetArg:
 def offsets_of(
     mq: pymq.Client, topic: str, place: OffsetArg, partitions: Mapping[str, PartitionDescription]
 ) -> dict[str, int]:
-    """Return the offset of a start position in each partition, limited to its start and end.
+    """Return the offset of a start position in each partition, limited to the partition's start and
+    end.
 
     Raises:
         RequestTimeout: no replica of a partition has reported its end in time.

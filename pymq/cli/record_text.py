@@ -55,7 +55,7 @@ def from_json(line: bytes) -> dict[str, Any]:
     """Parse a record's JSON into arguments of ``send``; ignores other fields.
 
     Raises:
-        InvalidRequest: the line is no record as JSON.
+        InvalidRequest: the line is not a record as JSON.
     """
     try:
         found = json.loads(line)
@@ -81,7 +81,7 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     text, encoded = found.get(name), found.get(f"{name}_base64")
     if text is None:
         return None if encoded is None else base64.b64decode(encoded, validate=True)
-    # Encode a value that is itself JSON, in the form that jq prints.
+    # Encode a value that is itself JSON in the way that jq prints it.
     return text.encode() if isinstance(text, str) else json.dumps(text).encode()
 
 
@@ -103,11 +103,11 @@ def _json_line(record: pymq.Record, with_headers: bool) -> bytes:
 
 
 def _value_line(record: pymq.Record, with_headers: bool) -> bytes:
-    # Another program gets the exact bytes of the value.
+    # A pipe or file gets the exact bytes of the value.
     return (printable(record.value).encode() if sys.stdout.isatty() else record.value) + b"\n"
 
 
-# arguments: the record, and whether to show its headers
+# takes the record, and whether to show its headers
 Format = Callable[[pymq.Record, bool], bytes]
 FORMATS: dict[str, Format] = {
     "text": _text_line,

@@ -18,14 +18,14 @@ Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _BETWEEN = 2  # spaces between two columns
-_TOLD = 72  # columns beside a bar, for progress and rate
+_TOLD = 72  # width of the text beside a bar, for progress and rate
 
 
 class Step(Protocol):
     """A progress bar."""
 
     def at(self, done: int) -> None:
-        """Set the number done so far."""
+        """Show how much is done so far."""
 
 
 class Show:
@@ -78,13 +78,15 @@ class Show:
         self.error(text, "INTERRUPTED", retriable=True)
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print names with their values, one a line."""
+        """Print names with their values, one per line."""
         width = max(len(name) for name, _ in pairs)
         for name, found in pairs:
             self.say(f"{name:<{width}}  {found}")
 
     def table(self, columns: Row, rows: Sequence[Row], *, left: int | Collection[str] = 1) -> None:
-        """Print a table; its first *left* columns, or those named, are text, the others numbers."""
+        """Print a table; the first *left* columns, or the named ones, are text, the others
+        numbers.
+        """
         if self.is_json:
             return
         columns, rows = [*map(escaped, columns)], [[*map(escaped, row)] for row in rows]
@@ -136,8 +138,8 @@ class Show:
     ) -> Iterator[Step]:
         """Show progress from *start* to *total*, the rate, and the time left.
 
-        *unit* is a noun in the singular, for example ``record``. Numbers of ``byte`` are shown in
-        KiB and so on. If no bar can be drawn and *is_told* is set, print one line at the end.
+        *unit* is a noun in the singular, for example ``record``. For ``byte``, show KiB and so on.
+        If no bar can be drawn and *is_told* is set, print one line at the end.
         """
         pace = Pace(start, total, unit)
         is_terminal = self._console is not None and self._console.is_terminal
@@ -161,7 +163,7 @@ class _Silent:
 
 
 class _Line:
-    """Prints one line at the end: for files, and terminals without rich."""
+    """Prints one line at the end, for files and for terminals without rich."""
 
     def __init__(self, what: str, pace: Pace) -> None:
         self._what = what
@@ -186,7 +188,7 @@ class _Bar:
 
 
 class Pace:
-    """Computes how far some work is, how fast it goes, and how long the rest will take.
+    """Computes the progress of some work, its rate, and the remaining time.
 
     The rate is the average since the start, so that a short stall changes the remaining time only a
     little.

@@ -37,7 +37,7 @@ def option_value(name: str, text: str) -> object:
     Accepts ``retention_ms=7d`` and ``block_bytes=64MiB``, and ``none``, ``true``, ``false``.
 
     Raises:
-        ConfigError: the option needs a duration or a size, and *text* is none.
+        ConfigError: the option needs a duration or a size, and *text* is not one.
     """
     lowered = text.strip().lower()
     if lowered in ("none", "null", ""):
@@ -52,7 +52,7 @@ def option_value(name: str, text: str) -> object:
         found, wanted = duration_ms(lowered), "duration; give one as 250ms, 90s, 15m, 12h or 7d"
     elif name.endswith("_bytes"):
         found, wanted = size_bytes(lowered), "size; give one as 4096, 64KiB, 64MiB or 1GiB"
-    # For an unknown name, the check of topic options raises an error that lists the valid names.
+    # For an unknown name, a later check of the options raises an error that lists the valid names.
     if wanted and found is None and name in TopicConfig().to_dict():
         raise ConfigError(f"{name}={text.strip()!r} is not a {wanted}")
     return text.strip() if found is None else found

@@ -1,4 +1,4 @@
-"""Turns errors of the command line into errors like all others, also with ``--json``."""
+"""Turns argparse's errors into pymq's errors, also with ``--json``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_for_programs(argv: Sequence[str]) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises errors, where argparse would print them and exit.
+    """A parser that raises errors; argparse would print them and exit.
 
     The parsers of its subcommands have the same class.
     """
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise error
 
     def _similar(self, message: str) -> str | None:
-        """The word or option that is most similar to the one in the message."""
+        """Return the word or option that is most similar to the one in the message."""
         if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             words = re.findall(r"[\w-]+", found[2])
         elif found := re.search(r"unrecognized arguments: (-[\w-]+)", message):
@@ -68,6 +68,6 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def _shorter(message: str) -> str:
-    """The message of argparse, without quotes around each of many choices."""
+    """Return the message of argparse, without quotes around each of many choices."""
     before, choose, choices = message.partition("(choose from ")
     return before + choose + choices.replace("'", "")

@@ -1,4 +1,4 @@
-"""The pymq client of an event loop, shared by all that use the same queue.
+"""The pymq client of an event loop, shared by all users of the same queue.
 
 A folder can be open only once, and a program with a broker of taskiq, its result backend and a
 broker of FastStream needs one client, not three. So the first user of a queue opens it, and the
@@ -18,7 +18,7 @@ from pymq.aio import AsyncClient
 from pymq.client.option_types import TopicOptions
 from pymq.errors import Closed, UnknownTopic
 
-REPLICAS = 3  # of a topic, if the cluster has as many brokers
+REPLICAS = 3  # default for topics, if the cluster has as many brokers
 
 Queue = str | os.PathLike[str] | AsyncClient
 Address = tuple[str, str | None, str | None]  # URL, folder of keys, principal
@@ -48,7 +48,7 @@ class Connection:
     queue: Queue
     curve_dir: str | os.PathLike[str] | None = None
     principal: str | None = None
-    opened_by: str = "'await broker.startup()'"  # for messages
+    opened_by: str = "'await broker.startup()'"  # the call that opens it, for error messages
     _client: AsyncClient | None = field(default=None, init=False)
     _shared: SharedClient | None = field(default=None, init=False)
 
@@ -57,7 +57,7 @@ class Connection:
         """The client.
 
         Raises:
-            Closed: it is not open.
+            Closed: the connection is not open.
         """
         if self._client is None:
             raise Closed(f"the connection is not open; {self.opened_by} opens it")
@@ -68,7 +68,7 @@ class Connection:
         return Connection(self.queue, self.curve_dir, self.principal, self.opened_by)
 
     async def open(self) -> AsyncClient:
-        """Open the client, or use the one that is open; a second call changes nothing.
+        """Open the client, or use the one that is open; a second call does nothing.
 
         Raises as :func:`pymq.open`.
         """
@@ -105,7 +105,7 @@ class Connection:
         return text, keys, self.principal
 
     async def close(self) -> None:
-        """Give up the client; the last connection that gives it up closes it."""
+        """Release the client; the last connection to release it closes the client."""
         shared, self._shared, self._client = self._shared, None, None
         if shared is None:
             return
@@ -117,7 +117,7 @@ class Connection:
             del clients[address]
         try:
             client = await shared.opening
-        except Exception:  # The client did not open; callers that waited have got the error.
+        except Exception:  # The client did not open; the waiting callers have received the error.
             return
         await client.close()
 
@@ -129,12 +129,12 @@ async def ensure_topic(
     replicas: int | None,
     options: TopicOptions,
 ) -> None:
-    """Create a topic in ack mode ``raft`` if it does not exist; an existing one stays as it is.
+    """Create a topic in ack mode ``raft`` if it does not exist; an existing topic stays as it is.
 
-    With *replicas* None it gets as many as there are live brokers, and three at most.
+    With *replicas* None, the topic gets as many replicas as there are live brokers, three at most.
 
     Raises:
-        NotEnoughBrokers: *replicas* is more than there are brokers.
+        NotEnoughBrokers: *replicas* is greater than the number of brokers.
     """
     try:
         await mq.describe_topic(name)

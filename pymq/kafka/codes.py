@@ -1,4 +1,4 @@
-"""Kafka's error codes, and which of pymq's errors becomes which."""
+"""Kafka's error codes, and the code for each of pymq's errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pymq.errors import PymqError
 
 
 class Code(IntEnum):
-    """The error codes that the gate answers, by Kafka's numbers and names."""
+    """The error codes in the answers of a gate, with Kafka's numbers and names."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -53,9 +53,10 @@ class Code(IntEnum):
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
+    INVALID_REGULAR_EXPRESSION = 128
 
 
-# By the codes of pymq's errors; the subclasses of an error have lines of their own.
+# Keyed by the codes of pymq's errors; each subclass of an error has its own line.
 _CODES = {
     "AUTHENTICATION_FAILED": Code.CLUSTER_AUTHORIZATION_FAILED,
     "AUTHORIZATION_FAILED": Code.CLUSTER_AUTHORIZATION_FAILED,
@@ -98,7 +99,7 @@ _CODES = {
 
 
 def code_of(error: PymqError | None) -> Code:
-    """Return the code of an error; NONE without one."""
+    """Return the code of an error; NONE if there is no error."""
     if error is None:
         return Code.NONE
     return _CODES.get(error.code, Code.UNKNOWN_SERVER_ERROR)

@@ -42,7 +42,7 @@ class KafkaEndpoint:
         return ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.addresses)
 
     def fail(self, topic: str, code: Code, times: int) -> None:
-        """Refuse the next batches for a topic; for tests. The driver's lock is held."""
+        """Refuse the next batches for a topic; for tests. The caller holds the driver's lock."""
         for gate in self._gates:
             gate.refuse(topic, code, times)
 
@@ -88,9 +88,9 @@ def open_endpoint(
         driver: of the loop that drives the brokers.
         controller: the name of the zkserver.
         brokers: the names of the brokers.
-        host: the address to listen on, which is also the one that clients are sent to.
-        port: of the first broker; the others have the next ones. 0: any that are free.
-        partitions: of a topic that is created without a number.
+        host: the address to listen on, and to announce to clients.
+        port: of the first broker; the next brokers get the next ports. 0: any free ports.
+        partitions: for new topics, if a request names no number.
         auto_create: whether a client that asks for an unknown topic creates it.
         records_max: of a batch.
 
@@ -165,10 +165,10 @@ def make_gate(
 
 
 def _check_host(host: str) -> None:
-    """Check that only this machine reaches *host*: there is neither TLS nor authentication yet.
+    """Check that only this machine can reach *host*: there is neither TLS nor authentication yet.
 
     Raises:
-        ConfigError: other machines reach *host*, too.
+        ConfigError: other machines can reach *host*, too.
     """
     if not is_of_this_machine(host):
         raise ConfigError(

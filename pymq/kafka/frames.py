@@ -1,8 +1,8 @@
 """Frames of Kafka's protocol: a length of four bytes, then a request or an answer.
 
-Each frame is received into a buffer of its own size, and decoding uses views of that buffer. Only
-bytes that arrive together with an earlier frame are copied, once. A length above the limit is
-refused.
+The door receives each frame into a buffer of its own size, and decoding uses views of that buffer.
+Only bytes that arrive together with an earlier frame are copied, once. The reader refuses a length
+above the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pymq.core.batch.header import BATCH_BYTES_MAX
 from pymq.kafka.wire import codec
 from pymq.kafka.wire.schema import MessageSchema, schemas
 
-FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)  # the largest batch, and what is around it
+FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)  # the largest batch and the fields around it
 SCRATCH_BYTES = 64 << 10
 
 _LENGTH = struct.Struct(">i")
@@ -24,7 +24,9 @@ _API_VERSIONS = 18
 
 
 class BadFrame(ValueError):
-    """The bytes are no request. Nothing after them can be decoded, so the connection is closed."""
+    """The bytes are not a request. The bytes after them cannot be decoded, so the connection is
+    closed.
+    """
 
 
 class FrameReader:
@@ -33,7 +35,7 @@ class FrameReader:
     def __init__(self, most: int = FRAME_BYTES_MAX) -> None:
         self._most = most
         self._scratch = bytearray(SCRATCH_BYTES)
-        self._filled = 0  # bytes in the buffer at hand
+        self._filled = 0  # bytes in the present buffer
         self._large: bytearray | None = None  # the buffer of one frame, once its length is known
 
     def buffer(self) -> memoryview:
@@ -42,11 +44,11 @@ class FrameReader:
 
     @property
     def size(self) -> int:
-        """Bytes of the frame that is being received."""
+        """Bytes of the incomplete frame."""
         return len(self._large or b"")
 
     def received(self, count: int) -> list[memoryview]:
-        """Note that *count* bytes were received into :meth:`buffer`; returns the complete frames.
+        """Note that *count* bytes were received into :meth:`buffer`; return the complete frames.
 
         Raises:
             BadFrame: a length is out of its range.
@@ -82,7 +84,7 @@ class RequestHead(NamedTuple):
     version: int
     correlation: int
     client: str
-    end: int  # position of the request itself
+    end: int  # where the header ends and the request begins
 
 
 def apis() -> dict[int, MessageSchema]:
@@ -97,7 +99,7 @@ def read_head(frame: memoryview) -> RequestHead:
     """Read the header of a request.
 
     Raises:
-        BadFrame: there is none, or the API is unknown.
+        BadFrame: there is no header, or the API is unknown.
     """
     try:
         key, version, correlation, size = _HEAD.unpack_from(frame)
@@ -132,11 +134,11 @@ def read_request(head: RequestHead, frame: memoryview) -> object:
 
 
 def write_answer(head: RequestHead, answer: object, version: int | None = None) -> list[Buffer]:
-    """Return the frame of an answer, as parts that follow each other."""
+    """Return the frame of an answer, as a list of consecutive parts."""
     version = head.version if version is None else version
     name = _APIS[head.key].name.removesuffix("Request") + "Response"
     parts: list[Buffer] = [_LENGTH.pack(head.correlation)]
-    # A client reads the answer to ApiVersions before it knows which versions there are.
+    # A client must be able to read the answer to ApiVersions without knowing the versions.
     if head.key != _API_VERSIONS and _APIS[head.key].is_flexible(version):
         parts.append(b"\0")
     codec.writer(name, version)(answer, parts.append)

@@ -4,12 +4,13 @@ A gate belongs to one broker. Like the broker, the gate is a state machine that 
 bytes and messages go in, bytes and messages come out, and time is an argument. The life of a
 request:
 
-1. The door hands a frame to :meth:`KafkaGate.received`. The request gets a place in the line of
-   its connection, since Kafka's clients get their answers in order.
-2. Its handler (:mod:`pymq.kafka.handlers`) runs until it waits for something: answers of nodes, a
-   partition that grows, or a time.
-3. When the answer, the records or the time have come, the handler continues. The gate encodes the
-   handler's answer, and sends it when all earlier requests of the connection are answered.
+1. The door hands a frame to :meth:`KafkaGate.received`. The request gets a place in its
+   connection's queue, since Kafka's clients get their answers in order.
+2. The request's handler (:mod:`pymq.kafka.handlers`) runs until the handler must wait for answers
+   of nodes, for a partition to grow, or for a time.
+3. Once the answer or the records have arrived, or the time has come, the handler continues. The
+   gate encodes the handler's answer, and sends it when all earlier requests of the connection are
+   answered.
 
 A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
 when the connection sends another request.
@@ -46,6 +47,7 @@ from pymq.kafka.handlers import (
     list_offsets,
     metadata,
     produce,
+    reconciled_groups,
     topics,
 )
 from pymq.kafka.shared.controllers import Controllers
@@ -66,6 +68,7 @@ from pymq.kafka.shared.conversation import (
     Wait,
 )
 from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.subscriptions import Subscriptions
 from pymq.kafka.shared.topic_cache import TopicCache
 from pymq.kafka.shared.watches import Watches, watch_request
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
@@ -96,10 +99,12 @@ HANDLERS: dict[int, Handler] = {
     33: configs.alter_configs,
     37: topics.create_partitions,
     42: groups.delete_groups,
+    68: reconciled_groups.consumer_group_heartbeat,
+    69: reconciled_groups.consumer_group_describe,
     44: configs.incremental_alter_configs,
     60: metadata.describe_cluster,
 }
-"""By the keys of Kafka's APIs; no other is offered."""
+"""The offered APIs, by Kafka's keys."""
 
 HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
@@ -108,19 +113,19 @@ _FETCH = 1
 
 @define
 class _Conversation:
-    """A handler at work."""
+    """A running handler."""
 
     connection: KafkaConnection
     slot: Slot
     steps: Generator[Any, Any, Any]
-    requests: dict[int, int] = Factory(dict)  # the places of the answers that are still to come
+    requests: dict[int, int] = Factory(dict)  # the places of the missing answers
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
     held_bytes: int = 0  # counted in the gate's
 
 
 class KafkaGate:
-    """The gate of one broker, as a machine."""
+    """The gate of one broker, as a state machine."""
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class KafkaGate:
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
         self.wake: Callable[[KafkaConnection], None] = lambda _: None
-        # ... and when a handler has raised an error, which is a bug.
+        # ... and the second when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None
         self.connections: dict[int, KafkaConnection] = {}
         self.times: dict[
@@ -163,6 +168,7 @@ class KafkaGate:
             TopicCache(),
             watches,
             FetchSessions(new_id),
+            Subscriptions(),
             crc32c,
             wall_ms,
             new_id,
@@ -179,7 +185,9 @@ class KafkaGate:
         return len(self._context.sessions)
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
-        """Refuse the next batches for a topic, so that a test sees what its application does."""
+        """Refuse the next batches for a topic, so that an application's error handling can be
+        tested.
+        """
         self._context.faults[topic] = [code] * times
 
     # --- connections ----------------------------------------------------------------------------
@@ -192,7 +200,7 @@ class KafkaGate:
         return connection
 
     def disconnected(self, connection: KafkaConnection) -> None:
-        """Drop a connection and the waits of its requests."""
+        """Drop a connection, and end the waits of its requests."""
         connection.is_closed = True
         self.connections.pop(connection.id, None)
         for slot in connection.slots:
@@ -270,9 +278,7 @@ class KafkaGate:
         self.wake(connection)
 
     def _api_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
-        """Answer with the offered APIs; a request of an unknown version gets an answer of version
-        0.
-        """
+        """Answer with the offered APIs; answer an unknown version with version 0."""
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
@@ -296,7 +302,7 @@ class KafkaGate:
                 self._end(number, stop.value)
                 return
             except Exception as error:
-                # A bug of a handler costs a client its connection, and not the queue.
+                # A bug of a handler closes the client's connection, and does not stop the queue.
                 self.failed(conversation.slot.head, error)
                 self._end(number, CLOSE)
                 return
@@ -366,7 +372,7 @@ class KafkaGate:
         self._take_up(number, conversation)
 
     def _drain(self, connection: KafkaConnection) -> None:
-        """Send the answers whose earlier requests are all answered."""
+        """Send answers in order, up to the first request that is not answered yet."""
         slots = connection.slots
         has_news = False
         while slots and (slots[0].parts is not None or slots[0].is_over):
@@ -403,7 +409,7 @@ class KafkaGate:
         self._go_on(number, False)
 
     def _hurry(self, number: int) -> None:
-        """Make a waiting fetch answer with the records that it has."""
+        """Make a waiting fetch answer at once with its present records."""
         conversation = self._conversations.get(number)
         if conversation is not None and conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
@@ -422,7 +428,7 @@ class KafkaGate:
     # --- the machine ----------------------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer of a node."""
+        """Handle an answer of a node."""
         del source
         self._begin_turn(now)
         request = getattr(message, "id", 0)
@@ -498,8 +504,8 @@ class KafkaGate:
 def offered() -> list[ApiVersionsResponseApiVersion]:
     """Return the APIs that are offered.
 
-    Produce is announced from version 0 on, which old clients look for, and served from 3 on, as
-    Kafka 4 does (KAFKA-18659).
+    The answer offers Produce from version 0 on, because old clients require it, but the gate serves
+    versions from 3 on, as Kafka 4 does (KAFKA-18659).
     """
     known = frames.apis()
     found = []

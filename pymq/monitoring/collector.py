@@ -1,4 +1,4 @@
-"""Collects the metrics of a process's nodes, in the thread that turns their loop."""
+"""Collects the metrics of a process's nodes, in the thread that runs their loop."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ class TransportStats(Protocol):
         ...
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Call *told* with the number of refused connections when it grows, at a limited rate."""
+        """Call *told* with the number of refused connections whenever it has grown, at a limited
+        rate.
+        """
         ...
 
     def waiting(self) -> tuple[int, int, int]:
-        """Return the numbers of peers, of packets queued for them, and of those packets' bytes."""
+        """Return the numbers of peers, of packets queued for them, and of the bytes in these
+        packets.
+        """
         ...
 
 
@@ -67,7 +71,7 @@ class Collector:
         self._loop = loop
         self._version = version
         self._files = files
-        self._meter = Meter(time.perf_counter)  # meter of the zkserver and the first broker
+        self._meter = Meter(time.perf_counter)  # shared by the zkserver and the first broker
         self._brokers: dict[BrokerMachine, Meter] = {}
         self._zkservers: list[Controller] = []
 

@@ -73,7 +73,8 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
                 where = (group.name, topic, partition)
                 out.add("pymq_group_committed_offset", leases.committed, *where)
                 out.add("pymq_group_in_flight", leases.spans.in_flight, *where)
-                # A leader on this broker has a newer high watermark than the members' reports.
+                # A leader on this broker knows a newer high watermark than the members have
+                # reported.
                 led = machine.partitions.get((topic, partition))
                 if led is not None and led.leads:
                     end = led.opened.offsets.high_watermark
@@ -96,7 +97,8 @@ def zkserver(machine: Controller, out: Metrics) -> None:
     out.add("pymq_rolls_under_way", machine.rolls)
     out.add("pymq_metadata_queue", machine.queue)
     if not machine.is_active:
-        return  # a former controller's figures would be added to those of the active one
+        # sums over zkservers would add a former controller's figures to those of the active one
+        return
     image, members = machine.image, machine.members
     dead = offline = partitions = 0
     for name in image.brokers:

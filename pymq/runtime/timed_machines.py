@@ -42,7 +42,7 @@ REQUESTS = (
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
     # The times of JoinClassic and SyncClassic include the wait for other members, as in Kafka.
     *(msg.JoinClassic, msg.SyncClassic, msg.BeatClassic, msg.LeaveClassic),
-    *(msg.CommitClassic, msg.DescribeClassic),
+    *(msg.CommitClassic, msg.DescribeClassic, msg.BeatReconciled, msg.DescribeReconciled),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
     *(msg.SetPartitionState, msg.Reassign, msg.Decommission, msg.Recommission),
     msg.BalanceLeaders,
@@ -56,7 +56,7 @@ ANSWERS = frozenset(
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.Copied),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
-        msg.EpochFound,
+        *(msg.EpochFound, msg.Reconciled, msg.ReconciledState),
         *(msg.LeaderAndIsrAnswer, msg.Stopped, msg.PartitionReports, msg.Cancelled),
     )
 )

@@ -15,10 +15,10 @@ from pymq.serde.serializer import Codec, Schema, T, needs, text_of
 
 
 class Avro:
-    """Avro by fastavro; readers resolve the writer's schema, which the registry keeps.
+    """Avro by fastavro; readers resolve the writer's schema, which is in the registry.
 
     Values are dicts, or instances of a dataclass or an attrs class whose fields are those of the
-    record. Records inside of such a record are dicts.
+    record. Nested records are dicts.
 
     Args:
         schema: an Avro schema, as JSON text or as a dict.
@@ -64,7 +64,9 @@ class Avro:
 
 
 def _conversions(kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return two functions: one converts fastavro's values, the other does the reverse."""
+    """Return two functions: one converts fastavro's values to values of the type, the other does
+    the reverse.
+    """
     if isinstance(kind, type) and attrs.has(kind):
         return lambda found: kind(**found), lambda value: _checked(kind, attrs.asdict, value)
     if isinstance(kind, type) and is_dataclass(kind):

@@ -58,7 +58,9 @@ class _Resolution:
         self._seen: set[tuple[int, int]] = set()
 
     def compare(self, reader: Any, writer: Any, at: str) -> Iterable[str]:
-        """Yield the differences that keep the reader's schema from reading the writer's values."""
+        """Yield the differences because of which the reader's schema cannot read the writer's
+        values.
+        """
         reader, writer = _plain(reader, self._mine), _plain(writer, self._theirs)
         where = at or "the value"
         if isinstance(writer, list):

@@ -1,15 +1,15 @@
 """Whether readers with one schema can read values that were written with another.
 
 =============  ===============================================================================
-``backward``   values of earlier schemas can be read with the new one; update consumers first
-``forward``    values of the new schema can be read with earlier ones; update producers first
+``backward``   the new schema can read values of earlier ones; update consumers first
+``forward``    earlier schemas can read values of the new one; update producers first
 ``full``       both directions
 ``none``       nothing is checked
 =============  ===============================================================================
 
-A schema is compared with all earlier ones of its topic, since a log may keep values of each
-(Confluent calls that ``BACKWARD_TRANSITIVE``). If in doubt the answer is no: a rule that only one
-of two JSON schemas has counts as a difference.
+The check compares a schema with all earlier schemas of its topic, since a log may hold values of
+each (Confluent calls that ``BACKWARD_TRANSITIVE``). In doubt, the schemas count as incompatible: a
+rule that only one of two JSON schemas has is a difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPATIBILITIES = ("backward", "forward", "full", "none")
 
 
 def problems(new: Schema, earlier: Iterable[Schema], mode: str) -> list[str]:
-    """Return why *new* is not compatible with the *earlier* schemas; nothing if it is.
+    """Return why *new* is not compatible with the *earlier* schemas; nothing if it is compatible.
 
     Raises:
         ConfigError: there is no such *mode*.
@@ -78,7 +78,7 @@ class _JsonComparison:
         self._seen: set[tuple[str, str]] = set()
 
     def compare(self, reader: Any, writer: Any, at: str) -> Iterable[str]:
-        """Yield the differences that keep *reader* from reading the values of *writer*."""
+        """Yield the differences because of which *reader* cannot read the values of *writer*."""
         names = (_reference(reader), _reference(writer))
         if names[0] or names[1]:
             if names in self._seen:
@@ -189,7 +189,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 # --- Protocol Buffers -----------------------------------------------------------------------------
 
-# Types that can be read as each other (protobuf.dev, "Updating A Message Type").
+# Groups of types that can read each other's values (protobuf.dev, "Updating A Message Type").
 _LIKE = ({5, 3, 13, 4, 8, 14}, {17, 18}, {9, 12}, {7, 15}, {6, 16})
 
 

@@ -1,7 +1,7 @@
 """Values by the JSON of the standard library.
 
-A shape reads, writes and describes one type. Each codec makes the shapes of classes once, and they
-refer to each other by name, so that a class may contain itself.
+A shape reads, writes and describes one type. Each codec makes the shapes of classes once. Shapes
+refer to each other by class name, so that a class may contain itself.
 
 =====================================  =========================================================
 type                                   JSON
@@ -16,8 +16,8 @@ tuple[X, Y]                            array of that length
 dict[str, X]                           object
 dataclass, attrs, TypedDict,           object by field names; fields with a default may be missing,
 NamedTuple                             unknown fields are ignored
-X | Y                                  the first of them that fits
-object, Any                            whatever JSON has
+X | Y                                  the first type that fits
+object, Any                            any value that JSON has
 =====================================  =========================================================
 """
 
@@ -69,7 +69,7 @@ class Json:
 
 @attrs.frozen
 class JsonType:
-    """How values of one type are read, written and described."""
+    """A shape: reads, writes and describes values of one type."""
 
     read: Convert
     write: Convert
@@ -81,7 +81,7 @@ def _wrong(expected: str, found: object) -> ValueError:
 
 
 def _exact(kind: type, name: str, schema: dict[str, Any]) -> JsonType:
-    """A type that JSON has, too."""
+    """Return the shape of a type that JSON has, too."""
 
     def check(found: Any) -> Any:
         if type(found) is not kind:
@@ -100,7 +100,7 @@ def _float(found: Any) -> float:
 def _text(
     kind: type, name: str, read: Callable[[str], Any], write: Convert, schema: dict[str, Any]
 ) -> JsonType:
-    """A type that JSON has only as text."""
+    """Return the shape of a type that is text in JSON."""
 
     def parse(found: Any) -> Any:
         if type(found) is not str:
@@ -111,7 +111,7 @@ def _text(
             raise _wrong(name, found) from None
 
     def format(value: Any) -> str:
-        # A datetime is also a date, and would lose its time.
+        # A datetime is also a date, and would lose its time of day.
         if type(value) is not kind and not (isinstance(value, kind) and kind is not datetime.date):
             raise _wrong(name, value)
         return str(write(value))
@@ -176,13 +176,13 @@ class _Shapes:
         """Return the shape of a type.
 
         Raises:
-            ConfigError: JSON has nothing for it.
+            ConfigError: JSON has no form for the type.
         """
         try:
             if kind in _SIMPLE:
                 return _SIMPLE[kind]
         except TypeError:
-            pass  # a type that cannot be hashed is not one of these types
+            pass  # an unhashable type is not in this table
         origin = typing.get_origin(kind)
         if origin is not None:
             return self._of_generic(kind, origin, typing.get_args(kind))
@@ -223,7 +223,8 @@ class _Shapes:
         if self._kinds.setdefault(name, kind) is not kind:
             raise ConfigError(f"two classes of the name {name!r} in one schema")
 
-        def read(found: Any) -> Any:  # looked up late, because a class may contain itself
+        # the class is looked up at each call, because it may contain itself
+        def read(found: Any) -> Any:
             return self.classes[name].read(found)
 
         def write(value: Any) -> Any:
@@ -285,7 +286,7 @@ def _fields(kind: type) -> list[_Field] | None:
 
 
 def _record(kind: type, fields: list[tuple[_Field, JsonType]]) -> JsonType:
-    """The shape of a class."""
+    """Return the shape of a class."""
     is_dict = typing.is_typeddict(kind)
     readers = [(f.name, shape.read, f.is_required) for f, shape in fields]
     writers = [(f.name, shape.write) for f, shape in fields]
@@ -337,7 +338,7 @@ def _inside(name: str, error: ValueError) -> ValueError:
 
 
 def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
-    """Convert a value that must be one of *values*."""
+    """Return the shape of a value that must be one of *values*."""
     if not all(type(each) in (str, int, bool, type(None)) for each in values):
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 
@@ -360,7 +361,7 @@ def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
 
 
 def _union(shapes: list[JsonType]) -> JsonType:
-    """The first shape that fits."""
+    """Return a shape that uses the first fitting type."""
 
     def first(converts: list[Convert]) -> Convert:
         def convert(item: Any) -> Any:

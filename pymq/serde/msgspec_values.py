@@ -1,4 +1,4 @@
-"""Values by msgspec: the fastest, and strict."""
+"""Values by msgspec: the fastest serializer, and strict about types."""
 
 from __future__ import annotations
 

@@ -40,12 +40,13 @@ class Protobuf:
 
 
 def message_class(text: str) -> Any:
-    """Return a message class for a schema, without the generated one.
+    """Return a message class for a schema, without the application's generated class.
 
-    Messages have names of their own, and enumerations are numbers: both names are not on the wire.
+    The class has generated names for messages, and integers in place of enumerations, because
+    neither name is on the wire.
 
     Raises:
-        ConfigError: it is no schema of :class:`Protobuf`.
+        ConfigError: the text is not a schema of :class:`Protobuf`.
         MissingExtra: protobuf is not installed.
     """
     try:

@@ -22,7 +22,7 @@ class Pydantic:
             raise ConfigError(f"pydantic has no JSON for {kind!r}: {error}") from None
 
         def encode(value: T) -> bytes:
-            # Pydantic checks a model when it is made; other values are checked here.
+            # Pydantic checks a model at its creation; this function checks other values.
             return adapter.dump_json(adapter.validate_python(value), warnings="error")
 
         return Codec(schema, encode, adapter.validate_json)

@@ -56,13 +56,13 @@ class Serializer(Protocol):
 
         Raises:
             ConfigError: this serializer has no encoding for that type.
-            MissingExtra: its library is not installed.
+            MissingExtra: the library of the serializer is not installed.
         """
         ...
 
 
 def needs(package: str, error: ImportError) -> Exception:
-    """Return the error of a serializer whose *package* cannot be imported."""
+    """Return the error of a serializer whose *package* is not installed."""
     return MissingExtra(f"this serializer needs {package}: pip install {package} ({error})")
 
 

@@ -1,7 +1,7 @@
 """Converts record batches to the Arrow columns of the source's schema.
 
 A batch's body holds its values as one array. If all have the same length, as in most streams, one
-operation cuts them out for the whole batch, without work per record.
+operation extracts the values of the whole batch, without work per record.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls
 def schema(*, has_headers: bool, value: DataType | None = None) -> StructType:
     """Return the columns of the source, in the order of Kafka's source.
 
-    *value* is the type of the column of values, if they are not binary.
+    *value* is the type of the column of values, if that type is not binary.
     """
     fields = FIELDS if value is None else {**FIELDS, "value": value}
     names = [name for name in fields if has_headers or name != "headers"]
@@ -81,7 +81,7 @@ class BatchPart(NamedTuple):
         return self.last - self.first
 
 
-Maker = Callable[[Sequence[BatchPart], int], pa.Array]  # of a column of *count* records
+Maker = Callable[[Sequence[BatchPart], int], pa.Array]  # makes a column of *count* records
 
 
 class ArrowColumns:
@@ -93,7 +93,7 @@ class ArrowColumns:
         self._schema = schema
         self._parts: list[BatchPart] = []
         self.count = 0
-        self.size = 0  # bytes of the batches that the rows came from
+        self.size = 0  # size of the batches that the rows came from
 
     def add(self, batch: EncodedBatch, start: int, end: int) -> None:
         """Add the records of *batch* with offsets in ``range(start, end)``."""
@@ -149,7 +149,7 @@ def _key(parts: Sequence[BatchPart], count: int) -> pa.Array:
 def _runs(parts: Sequence[BatchPart], count: int, kind: int) -> pa.Array | None:
     """Return byte strings of one length per part as a column; None if lengths differ in a part.
 
-    It cuts the strings out from between their CBOR heads with a single copy.
+    A single copy extracts the strings from between their CBOR heads.
     """
     found = []
     for part in parts:
@@ -218,7 +218,7 @@ def _partition(parts: Sequence[BatchPart], count: int) -> pa.Array:
 
 
 def _names(counts: Sequence[tuple[str, int]], count: int) -> pa.Array:
-    """Repeat each name; a task reads its partitions one after the other."""
+    """Repeat each name; a task reads one partition after the other."""
     names = {name for name, _ in counts}
     if len(names) == 1:
         return _repeated(names.pop(), count)

@@ -20,7 +20,7 @@ from pymq.spark.write.sink import StreamWriter, TableWriter
 class PymqDataSource(DataSource):
     """Data source for a pymq cluster, or for an embedded queue's folder."""
 
-    slots: ClassVar[int | None] = None  # of the session, if known
+    slots: ClassVar[int | None] = None  # slots of the session, if known
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)

@@ -20,7 +20,7 @@ from pymq.transport.base import CLUSTER_SCHEMES
 EARLIEST, LATEST = -2, -1  # used in place of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
-# Options of both sides, of the source, of the sink.
+# Options of both the source and the sink, of the source alone, of the sink alone.
 _COMMON = (
     *("url", "path", "includeHeaders", "requestTimeoutMs"),
     *("nullTombstones", "valueFormat", "valueSchema"),
@@ -83,7 +83,7 @@ class PartitionPoints:
 
 @value
 class Admission:
-    """When a batch of a stream begins, and what it takes at most."""
+    """The conditions under which a batch of a stream begins, and its largest size."""
 
     min_offsets: int | None = None
     max_delay_s: float = 900.0  # after this time a batch begins even with fewer than *min_offsets*
@@ -115,11 +115,11 @@ class SourceOptions:
     assigned: Mapping[str, tuple[str, ...]] | None
     starting: PartitionPoints
     ending: PartitionPoints
-    is_strict_in_time: bool  # a time after the last record raises
+    is_strict_in_time: bool  # a time after the last record raises an error
     fail_on_data_loss: bool
-    max_offsets: int | None  # of a trigger
+    max_offsets: int | None  # per trigger
     min_partitions: int | None
-    max_records: int | None  # of a task
+    max_records: int | None  # per task
     max_tasks: int | None
     fetch_bytes: int
     include_headers: bool

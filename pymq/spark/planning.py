@@ -18,7 +18,7 @@ class Range(NamedTuple):
     partition: str
     start: int
     end: int
-    topic_id: str = ""  # "": the present topic of that name
+    topic_id: str = ""  # empty for the present topic of that name
 
     @property
     def size(self) -> int:

@@ -48,9 +48,9 @@ def client(url: str) -> Client:
 class Prompt:
     """Base class of pickled task input; unpickling it turns delayed TCP ACKs off.
 
-    Spark's JVM sends a task in two small writes. Nagle's algorithm holds the second until the first
-    is acknowledged, and the worker's kernel delays that ACK by 40 ms. The worker unpickles the
-    first write in between, so :meth:`__setstate__` runs in time.
+    Spark's JVM sends a task in two small writes. Nagle's algorithm holds the second write back
+    until the first is acknowledged, and the worker's kernel delays that ACK by 40 ms. The worker
+    unpickles the first write before that, so :meth:`__setstate__` runs in time.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -83,11 +83,11 @@ def connections() -> Iterator[list[socket.socket]]:
 
 
 def settle() -> None:
-    """Freeze all objects loaded so far, so that the garbage collector skips them; once a process.
+    """Exclude all objects loaded so far from garbage collection; once per process.
 
     Spark's worker runs a collection after each task, over a million live objects of pandas and
-    pyarrow. That takes 45 ms, as long as reading 150,000 records. Does nothing outside of Spark's
-    workers.
+    pyarrow. A collection takes 45 ms, as long as reading 150,000 records. Does nothing outside of
+    Spark's workers.
     """
     if is_daemons() and not (known := process_cache("settled")):
         known[True] = True
@@ -97,7 +97,7 @@ def settle() -> None:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Let Spark show an error of the options, or of what they name, without a traceback.
+    """Let Spark show an error in the options, or in a topic they name, without a traceback.
 
     Spark's planner processes end after an error, so the setting reaches no other error.
     """

@@ -12,9 +12,9 @@ column
 ``headers``     list of (key, value), if the view keeps headers
 ==============  ==========================================================================
 
-A table of bytes has ``value`` besides, null in a tombstone. A typed table has the columns of its
-schema, and ``undecoded``: the bytes of a value that is not of the schema, else null. So no record
-is left out.
+A table of bytes also has the column ``value``, null in a tombstone. A typed table also has the
+columns of its schema, and ``undecoded``: the bytes of a value that does not fit the schema, else
+null. So every record is in the table.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ class Value(NamedTuple):
     """A value to decode."""
 
     data: bytes
-    fingerprint: bytes | None  # of the schema that it was written with, if the record says so
+    fingerprint: bytes | None  # fingerprint of the writer's schema, if the record names one
 
 
 Decode = Callable[[Sequence[Value | None]], tuple[pa.Table, list[bool]]]
-"""Decodes values, None for a tombstone: typed columns, and for each whether it was decoded."""
+"""Decodes values, None for a tombstone; returns typed columns, and whether each value was decoded.
+"""
 
 
 def fixed_schema(prefix: str, *, has_headers: bool, is_typed: bool) -> pa.Schema:
-    """Return the columns that every record has, and the one for bytes."""
+    """Return the columns that every record has, and the column for bytes."""
     names = [name for name in FIXED if has_headers or name != "headers"]
     fields = [(prefix + name, FIXED[name]) for name in names]
     return pa.schema([*fields, (prefix + (UNDECODED if is_typed else VALUE), pa.binary())])
@@ -65,9 +66,9 @@ def check_names(fixed: pa.Schema, typed: pa.Schema) -> None:
     """Check that a schema has no column with the name of a fixed one.
 
     Raises:
-        ConfigError: it has one.
+        ConfigError: the schema has such a column.
     """
-    # Delta Lake and Iceberg tables are also read by engines that do not tell a from A.
+    # Engines that ignore the case of names also read Delta Lake and Iceberg tables.
     taken = {name.lower() for name in fixed.names}
     both = [name for name in typed.names if name.lower() in taken]
     if both:
@@ -87,7 +88,7 @@ class RowMaker:
         self._prefix = prefix
         self._has_headers = has_headers
         self._decode = decode
-        self.undecoded = 0  # values so far
+        self.undecoded = 0  # undecoded values so far
 
     def rows(self, views: Sequence[RecordBatch]) -> pa.Table:
         """Return the records of some views as a table."""

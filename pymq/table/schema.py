@@ -1,5 +1,5 @@
-"""Schemas of tables: how a schema gets new columns, and how rows of an older schema fit a newer
-one.
+"""Schemas of tables: adds new columns to a schema, and fits rows of an older schema to the
+newer one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 def normal(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with one type in place of several equivalent types. Every column may be
-    null.
+    """Return the schema with one type in place of several equivalent types, and all columns
+    nullable.
 
     Engines return ``large_string`` or ``string_view`` for a string, and name items differently.
     """
@@ -73,9 +73,10 @@ def _normal(kind: pa.DataType) -> pa.DataType:
 
 
 def union(old: pa.Schema, new: pa.Schema, *, widens: bool = False) -> pa.Schema:
-    """Return the columns of *old*, in their order, and then those that only *new* has.
+    """Return the columns of *old*, in their order, and then the columns that only *new* has.
 
-    With *widens*, the type of a number may grow from four bytes to eight. Tables do not allow this.
+    With *widens*, the type of a number may grow from four bytes to eight. Tables do not use
+    *widens*.
 
     Raises:
         SchemaIncompatible: a column changes its type.
@@ -110,7 +111,7 @@ def joined(name: str, old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return *rows* with the columns of *schema*, null where they have none."""
+    """Return *rows* with the columns of *schema*; columns that *rows* lacks are null."""
     found = [
         _fit(rows.column(field.name), field.type)
         if field.name in rows.column_names

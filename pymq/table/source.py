@@ -26,7 +26,7 @@ class TopicSource:
         self._client = client
         self._topic = topic
         self._skips_gaps = skips_gaps
-        self.positions = dict(positions)  # by partition: after the last record that was returned
+        self.positions = dict(positions)  # by partition: the offset after the last returned record
         self._consumer = client.consumer(topic, mode="psb", offset="begin")
         try:
             for partition, position in self._consumer.begin_offsets().items():
@@ -55,13 +55,13 @@ class TopicSource:
         return views
 
     def ends(self) -> dict[str, int]:
-        """The present end of each partition, by its leader."""
+        """Return the present end of each partition, from its leader."""
         names = self._client.questions.partitions(self._topic)
         bounds = self._client.questions.all_bounds(self._topic, names)
         return {name: end for name, (start, end) in bounds.items() if end > start}
 
     def has_reached(self, ends: Mapping[str, int]) -> bool:
-        """Whether everything before *ends* was returned."""
+        """Whether all records before *ends* have been returned."""
         return all(self._at(name) >= end for name, end in ends.items())
 
     def close(self) -> None:
@@ -69,7 +69,9 @@ class TopicSource:
         self._consumer.close()
 
     def _at(self, partition: str) -> int:
-        """The position in a partition; it also advances over batches that readers never get."""
+        """Return the position in a partition; the position also advances over batches that readers
+        never get.
+        """
         try:
             position = self._consumer.position(partition)
         except LookupError:
@@ -93,7 +95,7 @@ class TopicSource:
         self._consumer.seek(partition, self.positions[partition])
 
     def _overtaken(self) -> bool:
-        """Handle logs that begin after the table's position; returns whether there was one."""
+        """Handle logs that begin after the table's position; return whether there was one."""
         found = False
         for partition, start in self._consumer.begin_offsets().items():
             if partition not in self.positions:

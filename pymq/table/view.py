@@ -36,13 +36,13 @@ Values = GivenValues | RegisteredValues
 
 @value
 class TableProgress:
-    """What a view has done since it was opened."""
+    """The progress of a view since it was opened."""
 
     rows: int
     commits: int
     compactions: int
     undecoded: int
-    """Values that are not of the schema; their bytes are in the column ``undecoded``."""
+    """Values that do not fit the schema; their bytes are in the column ``undecoded``."""
     positions: Mapping[str, int]
     """By partition: the offset after the last record in the table."""
 
@@ -94,7 +94,7 @@ class TableView:
             StoreLocked: another process keeps the table.
             OffsetOutOfRange: retention has removed records that the table lacks.
             SchemaIncompatible: a column would change its type.
-            PymqError: the topic cannot be read; what was committed stays, and a later call goes on.
+            PymqError: the topic cannot be read; committed rows stay, and a later call continues.
         """
         with self._reading() as source:
             ends = source.ends()
@@ -108,7 +108,8 @@ class TableView:
         stop: Callable[[], bool] = lambda: False,
         on_commit: Callable[[TableProgress], object] | None = None,
     ) -> TableProgress:
-        """Append records as they come, until *stop* returns true; it is asked four times a second.
+        """Append records as they come, until *stop* returns true; the view calls *stop* four times
+        a second.
 
         The rows since the last commit are committed before this returns. Errors are those of
         :meth:`sync`.
@@ -120,7 +121,7 @@ class TableView:
         return self.progress()
 
     def progress(self) -> TableProgress:
-        """Return what was done since the view was opened."""
+        """Return the progress since the view was opened."""
         undecoded = 0 if self._maker is None else self._maker.undecoded
         return TableProgress(
             self._rows, self._commits, self._compactions, undecoded, dict(self._committed)
@@ -151,7 +152,7 @@ class TableView:
 
     @contextmanager
     def _reading(self) -> Iterator[TopicSource]:
-        """Yield the source. After an error the next call begins at the positions of the table."""
+        """Yield the source. After an error, the next call begins at the positions in the table."""
         try:
             yield self._begin() if self._source is None else self._source
         except BaseException:
@@ -227,7 +228,7 @@ class TableView:
     # --- work -----------------------------------------------------------------------------------
 
     def _step(self, on_commit: Callable[[TableProgress], object] | None) -> None:
-        """Read some records. Commit the collected rows if they are many, or the oldest has waited
+        """Read some records. Commit the collected rows if there are many, or the oldest has waited
         long.
         """
         assert self._source is not None
@@ -294,8 +295,8 @@ def table_view(
 ) -> TableView:
     """Return a view that keeps an append-only table of a topic, each record exactly once.
 
-    It needs no Spark: one process reads record batches and commits files. What it writes is read by
-    Spark and by anything that reads the format.
+    It needs no Spark: one process reads record batches and commits files. Spark and every other
+    program that reads the format can read the table.
 
     Args:
         topic: the topic, with all its partitions.
@@ -309,13 +310,13 @@ def table_view(
         headers: keep the headers of records.
         prefix: put before the table's own columns, if the values have fields of the same names.
         commit_s: commit rows after this many seconds at the latest.
-        commit_bytes: commit that much Arrow data at once; it is in memory.
-        file_bytes: size of a file after compaction, about.
+        commit_bytes: commit rows as soon as this much Arrow data has been collected in memory.
+        file_bytes: approximate size of a file after compaction.
         compact_files: how many small files are merged at a time.
         on_gap: what to do if retention has removed records that the table lacks.
         catalog: for Iceberg: a catalog of pyiceberg, or its name in pyiceberg's configuration;
             None: a catalog in SQLite, in the folder.
-        storage_options: for Delta: of the object store.
+        storage_options: for Delta: options of the object store.
         curve_dir, principal: as in :func:`pymq.open`.
 
     Raises:

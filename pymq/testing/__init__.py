@@ -1,4 +1,4 @@
-"""Tools to test pymq's parts, third-party backends, and applications that use pymq."""
+"""Tools for tests of pymq's parts, of third-party backends, and of applications that use pymq."""
 
 from pymq.testing.check_coordinator import check_coordinator
 from pymq.testing.check_store import check_store

@@ -21,7 +21,7 @@ from pymq.testing.workload.liveness import LIVENESS
 USAGE = """
 Examples:
   python -m pymq.testing --seeds 0:100 --jobs 2     a hundred runs, two at a time
-  python -m pymq.testing --seeds 17 --trace         one run, and what happened last in it
+  python -m pymq.testing --seeds 17 --trace         one run, with its last events
   python -m pymq.testing --shrink 17 --out 17.json  make the plan of a failing run small
   python -m pymq.testing --plan 17.json             carry a plan out
   python -m pymq.testing --profile all --seeds 0:20000 --jobs 2 --quiet
@@ -30,7 +30,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 1 if a rule was broken."""
+    """Run the command; return 1 if a rule was broken."""
     parser = argparse.ArgumentParser(
         "python -m pymq.testing",
         description=__doc__,
@@ -39,19 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=_seeds, default="0:20", help="one seed, or from:to")
     parser.add_argument("--profile", default="swarm", choices=["all", *sorted(PROFILES)])
-    parser.add_argument("--brokers", type=int, help="else mostly 3 or 5, as the seed decides")
-    parser.add_argument("--zkservers", type=int, help="else 1 to 3")
+    parser.add_argument("--brokers", type=int, help="default: the seed chooses, mostly 3 or 5")
+    parser.add_argument("--zkservers", type=int, help="default: the seed chooses 1 to 3")
     parser.add_argument("--seconds", type=float, default=20.0, help="of faults, in virtual time")
     parser.add_argument(
         "--restart",
         default="any",
         choices=["any", "all", "apps", "none"],
-        help="when the faults end; else as the seed decides",
+        help="what restarts when the faults end; any: the seed chooses",
     )
     parser.add_argument(
-        "--safety", action="store_true", help="ask not whether all works again after the faults"
+        "--safety", action="store_true", help="do not check that all works again after the faults"
     )
-    parser.add_argument("--marks", action="store_true", help="tell which marks were not passed")
+    parser.add_argument("--marks", action="store_true", help="list the marks that no run passed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="show the last events of each run")
     parser.add_argument("--quiet", action="store_true", help="show only runs that fail")
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(options: argparse.Namespace, seed: int) -> str:
-    """The command that repeats one of these runs and shows its last events."""
+    """Return the command that repeats one of these runs and shows its last events."""
     words = ["python -m pymq.testing --trace"]
     if options.safety:
         words.append("--safety")
@@ -100,7 +100,7 @@ def _command(options: argparse.Namespace, seed: int) -> str:
 def _seeds(text: str) -> range:
     """Parse one seed, or a range without its end.
 
-    An empty range is refused, since it could not fail.
+    An empty range is an error, because a test without seeds cannot fail.
     """
     try:
         first, separator, last = text.partition(":")
@@ -108,7 +108,7 @@ def _seeds(text: str) -> range:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not SEED or FROM:TO") from None
     if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed at all")
+        raise argparse.ArgumentTypeError(f"{text!r} contains no seed")
     return seeds
 
 
@@ -177,7 +177,7 @@ def _report(
     if options.marks:
         known = all_marks()
         missing = {name: file for name, file in known.items() if not marks[name]}
-        print(f"{len(known) - len(missing)} of {len(known)} marks were passed; not these:")
+        print(f"{len(known) - len(missing)} of {len(known)} marks were passed, all but these:")
         print("".join(f"  {name:28} {file}\n" for name, file in sorted(missing.items())), end="")
     for name, results_of in sorted(failed.items()):
         print(f"\n{name}: {len(results_of)} runs; {results_of[0].message.strip()}")

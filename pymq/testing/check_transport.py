@@ -1,4 +1,4 @@
-"""Proves that a transport keeps the contract of :mod:`pymq.transport.base`.
+"""Checks that a transport keeps the contract of :mod:`pymq.transport.base`.
 
 A transport's own test is one call::
 
@@ -7,7 +7,7 @@ A transport's own test is one call::
         check_transport(network.join)
 
 Transports may be slow, and may drop messages that are sent before a connection exists: the checks
-repeat messages that must arrive, and wait for them, but never wait for the absence of one.
+repeat messages that must arrive, and wait for them, but never wait to see whether no message comes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE, SMALL = 300, 150_000  # messages of a flood: 300 MiB, more than any trans
 
 
 def check_transport(make: Make, *, messages: int = 2_000, timeout_s: float = 20.0) -> None:
-    """Raise :class:`AssertionError` with the broken rule, unless the transport keeps all rules.
+    """Raise :class:`AssertionError` with the broken rule if the transport breaks a rule.
 
     *make(node)* opens the transport of a node; all transports can reach each other once they know
     each other's endpoints. This function closes the transports.
@@ -76,7 +76,7 @@ class _Suite:
         self.messages = messages
         self.timeout_s = timeout_s
         self._open: list[Transport] = []
-        # arrivals at nodes that were polled while another node was waited for
+        # arrivals at other nodes while the suite waited for one node
         self._kept: dict[str, list[Arrival]] = {}
         self.in_use: list[Transport] = []  # transports that other threads will close
         self._greetings: list[Message] = []
@@ -84,7 +84,7 @@ class _Suite:
     def join(self, *nodes: str, knows_only: bool = False) -> list[Transport]:
         """Open a transport for each node.
 
-        All transports know each other, or with *knows_only* only the first knows the others.
+        All transports know each other; with *knows_only*, only the first knows the others.
         """
         made = [self.make(node) for node in nodes]
         self._open += made
@@ -105,7 +105,7 @@ class _Suite:
         self._kept.pop(transport.node, None)
 
     def meet(self, a: Transport, b: Transport) -> None:
-        """Exchange messages until both directions are connected, and no message is on its way."""
+        """Exchange messages until both directions are connected and no message is in flight."""
         token = time.monotonic_ns() % 1_000_000_007
         self._greetings += [Produced(token), Produced(token + 1)]
         until = time.monotonic() + self.timeout_s
@@ -144,7 +144,7 @@ class _Suite:
         while len(found) < count:
             assert time.monotonic() < until, f"only {len(found)} of {count} have arrived"
             # Two nodes may connect to each other at the same time, and then keep one of the two
-            # connections: a greeting over the closed one comes late.
+            # connections: a greeting over the closed connection comes late.
             arrivals = self.some(transport)
             found += [arrival for arrival in arrivals if not self.is_greeting(arrival[2])]
         return found
@@ -154,7 +154,7 @@ class _Suite:
         return message in self._greetings
 
     def some(self, transport: Transport, timeout_s: float = AGAIN_S) -> list[Arrival]:
-        """Return the arrivals of a node; polls all other nodes, too."""
+        """Return the arrivals of a node; poll all other nodes, too."""
         for other in self._open:
             if other is not transport and other not in self.in_use:
                 self._kept.setdefault(other.node, []).extend(other.poll())
@@ -172,7 +172,7 @@ def wait_readable(transport: Transport, timeout_s: float) -> bool:
 
 
 def _check_names(suite: _Suite) -> None:
-    """A message arrives at its machine, with the name of its sender."""
+    """A message arrives at its addressee, with the name of its sender."""
     a, b = suite.join("broker.of-a", "client-1")
     assert (a.node, b.node) == ("broker.of-a", "client-1")
     suite.meet(a, b)
@@ -262,7 +262,7 @@ def _check_waiting(suite: _Suite) -> None:
 
 
 def _check_nobody_there(suite: _Suite) -> None:
-    """Messages for an absent node are lost, and no other node is affected."""
+    """Messages for an absent node are lost, and other nodes are not affected."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     for number in range(1_000):
@@ -275,7 +275,7 @@ def _check_nobody_there(suite: _Suite) -> None:
 
 
 def _check_replaced(suite: _Suite) -> None:
-    """A node that restarts under its name, perhaps at another endpoint, is reached again."""
+    """Messages reach a node again after it restarts under its name, perhaps at another endpoint."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     for _ in range(3):
@@ -287,7 +287,7 @@ def _check_replaced(suite: _Suite) -> None:
 
 
 def _check_flood(suite: _Suite) -> None:
-    """A peer that receives nothing costs a bounded amount of memory, and affects no other peer."""
+    """A peer that receives nothing takes a bounded amount of memory, and affects no other peer."""
     a, slow, other = suite.join("a", "slow", "other")
     suite.meet(a, slow)
     suite.meet(a, other)
@@ -301,7 +301,7 @@ def _check_flood(suite: _Suite) -> None:
     a.send("other", "a", Produced(9))
     a.flush()
     assert suite.take(other, 1) == [("other", "a", Produced(9))]
-    # The messages that are received then are in order, and later ones arrive again.
+    # The messages that the peer then receives are in order, and later messages arrive again.
     until = time.monotonic() + suite.timeout_s
     last, count = -1, 0
     while True:
@@ -310,8 +310,8 @@ def _check_flood(suite: _Suite) -> None:
         a.flush()
         for _, _, message in suite.some(slow):
             if isinstance(message, Produced):
-                # A transport may limit the number or the bytes; either way messages are lost by
-                # then.
+                # A transport may limit the number or the bytes; either way, it has dropped messages
+                # by then.
                 assert count < LARGE + SMALL, "all of it was kept for a peer that took nothing"
                 return
             assert isinstance(message, Fetched)
@@ -320,7 +320,7 @@ def _check_flood(suite: _Suite) -> None:
 
 
 def _check_hand_over(suite: _Suite) -> None:
-    """Threads may take turns, under a lock."""
+    """Threads may use a transport one after the other, under a lock."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     lock = threading.Lock()
@@ -345,7 +345,9 @@ def _check_hand_over(suite: _Suite) -> None:
 
 
 def _check_close(suite: _Suite) -> None:
-    """Flushed messages to connected peers still arrive after a close; then each call raises."""
+    """Flushed messages to connected peers still arrive after a close; every later call raises
+    Closed.
+    """
     (b,) = suite.join("b")
     (a,) = suite.join("a", knows_only=True)
     suite.meet(a, b)
@@ -364,7 +366,9 @@ def _check_close(suite: _Suite) -> None:
 
 
 def _check_fork(suite: _Suite) -> None:
-    """A forked child gets an error from the transport, and does not disturb it."""
+    """A forked child gets an error from the transport, and does not disturb the parent's
+    transport.
+    """
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     child = os.fork()

@@ -19,7 +19,9 @@ LOCALHOST = "127.0.0.1"
 
 
 class Transient(ABC):
-    """A resource that a ``with`` block starts, and closes at its end or if the start fails."""
+    """A resource that a ``with`` block starts, and that the block closes at its end or after a
+    failed start.
+    """
 
     @abstractmethod
     def start(self) -> None:

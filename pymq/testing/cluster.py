@@ -42,7 +42,7 @@ from pymq.testing.trace import line
 if TYPE_CHECKING:
     from pymq.testing.faults.nemesis import Nemesis
 
-SLICE_US = 2_000  # time between two checks of a predicate
+SLICE_US = 2_000  # virtual time between two checks of a predicate
 START_S = 30.0
 Names = str | Iterable[str]
 
@@ -57,9 +57,10 @@ class Cluster:
     Args:
         brokers: how many brokers.
         zkservers: how many zkservers.
-        seed: decides everything that could be one way or another.
-        faults: None, or ``"swarm"`` for faults of any kind (or another of ``PROFILES`` in
-            ``pymq.testing.faults.kinds``), or a :class:`pymq.testing.Faults`; until :meth:`calm`.
+        seed: determines every random choice.
+        faults: None, ``"swarm"`` for faults of any kind, another of ``PROFILES`` in
+            ``pymq.testing.faults.kinds``, or a :class:`pymq.testing.Faults`. :meth:`calm` ends the
+            faults.
         knobs: the fields of :class:`pymq.testing.Knobs`.
     """
 
@@ -121,7 +122,7 @@ class Cluster:
     # --- start ------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start everything and wait until it is ready; ``with`` does it."""
+        """Start all processes and wait until they are ready; ``with`` calls this method."""
         if self._is_started:
             return self
         self._is_started = True
@@ -130,7 +131,7 @@ class Cluster:
             self.world.after(rng.randrange(20_000), self._start, host)
         self.run_until(self._is_up, seconds=START_S)
         if self._plan is not None:
-            # imported here, because that module imports this one
+            # imported here, because the module of Nemesis imports this one
             from pymq.testing.faults.nemesis import Nemesis
 
             self._nemesis = Nemesis(self, self._plan, self.world.now)
@@ -144,7 +145,7 @@ class Cluster:
         return all(host.is_up for host in self.brokers.values()) and self.is_ready()
 
     def is_ready(self) -> bool:
-        """Whether a zkserver is active and has registered all running brokers."""
+        """Whether a zkserver is active and all running brokers have registered with it."""
         up = [name for name, host in self.brokers.items() if host.is_up]
         return any(
             host.controller is not None and probe.knows(host.controller, up)
@@ -164,7 +165,7 @@ class Cluster:
             self.check()
 
     def client(self, name: str | None = None) -> Client:
-        """A client in a separate process; its calls let virtual time pass."""
+        """Return a client in a separate process; its calls let virtual time pass."""
         self.start()
         name = name if name is not None else f"client-{len(self.clients)}"
         host = self.add_client(name)
@@ -178,7 +179,7 @@ class Cluster:
         return Client(driver, name, list(self.zkservers), wall_ms, driver.close, rng.randbytes)
 
     def add_client(self, name: str) -> ClientHost:
-        """A process for machines of clients; it is not started."""
+        """Return a process for state machines of clients; the caller starts it."""
         if name in self.network.names or "." in name:
             raise ConfigError(f"client name {name!r} is taken, or has a dot in it")
         host = ClientHost(self.world, self.network, name, self._number())
@@ -190,7 +191,7 @@ class Cluster:
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """The virtual seconds since the beginning."""
         return self.world.now / SECOND
 
     def run(self, seconds: float) -> None:
@@ -201,7 +202,7 @@ class Cluster:
         """Let virtual time pass until *predicate* holds.
 
         Raises:
-            NotReached: it did not within *seconds*.
+            NotReached: *predicate* did not hold within *seconds*.
         """
         until = self.world.now + round(seconds * SECOND)
         while not predicate():
@@ -212,7 +213,7 @@ class Cluster:
     # --- processes --------------------------------------------------------------------------------
 
     def host(self, name: str) -> SimulatedHost:
-        """The process *name*."""
+        """Return the process *name*."""
         for hosts in (self.brokers, self.zkservers, self.clients):
             if name in hosts:
                 found: SimulatedHost = hosts[name]
@@ -222,8 +223,8 @@ class Cluster:
     def crash(self, name: str, disk: str = "random", *, at_boundary: int | None = None) -> None:
         """Let a process die, now or *at_boundary* effects from now.
 
-        Data that the disk has not synced is lost: with ``"random"`` any part of it, with ``"none"``
-        all of it, and with ``"all"`` nothing, as when only the process is killed.
+        *keep* says which unsynced data the disk keeps: ``"random"`` any part, ``"none"`` nothing,
+        and ``"all"`` everything, as after a kill of the process alone.
         """
         host = self.host(name)
         host.keep = disk
@@ -239,7 +240,7 @@ class Cluster:
             self.world.after(self.knobs.restart_ms * 1000, self._start, process)
 
     def restart(self, name: str) -> None:
-        """Start a process; if it is running, it is crashed first."""
+        """Start a process; crash it first if it is running."""
         host = self.host(name)
         host.die()
         host.start()
@@ -247,7 +248,7 @@ class Cluster:
     def stop(self, name: str, *, within_s: float = 2.0) -> None:
         """Shut a process down in an orderly way.
 
-        A broker first hands over its leaderships, as far as that is possible within *within_s*.
+        A broker first hands over as many of its leaderships as it can within *within_s*.
         """
         host = self.host(name)
         if isinstance(host, BrokerHost):
@@ -295,7 +296,7 @@ class Cluster:
     ) -> None:
         """Let a process's clock jump forward, or run at a *rate*.
 
-        Without a rate, at its first rate.
+        Without *rate*, the clock returns to its initial rate.
 
         *skew_s* sets the process's wall clock that far ahead of the true time.
         """
@@ -314,17 +315,18 @@ class Cluster:
         return self.brokers[name]
 
     def fill_disk(self, name: str, room: int = 0) -> None:
-        """Leave only *room* bytes on a broker's disk."""
+        """Leave only *room* free bytes on a broker's disk."""
         self._broker(name).files.room = room
 
     def free_disk(self, name: str) -> None:
-        """Give a broker's disk room again."""
+        """Free the space of a broker's disk again."""
         self._broker(name).files.room = None
 
     def fail_disk(self, name: str, what: str = "sync", times: int = 1) -> None:
         """Let the next operations of a kind fail: ``sync``, ``write``, ``read``, ``rename``, ...
 
-        ``descriptors`` stands for all that need a file descriptor: opening a file or a folder.
+        ``descriptors`` stands for all operations that need a file descriptor: opening a file or a
+        folder.
         """
         self._broker(name).files.failing[what] = times
 
@@ -337,8 +339,8 @@ class Cluster:
     def cut(self, a: Names, b: Names | None = None, *, one_way: bool = False) -> int:
         """Lose all messages between two groups of processes, or only those from *a* to *b*.
 
-        Without *b*, cut *a* off from all others; ``"coordinator"`` counts as one of them. Returns a
-        number with which :meth:`heal` can undo only this cut.
+        Without *b*, cut *a* off from all others, including ``"coordinator"``. Returns a number with
+        which :meth:`heal` can undo only this cut.
         """
         left = self._names(a)
         right = (
@@ -405,17 +407,17 @@ class Cluster:
         """Raise the first violation of a safety property, if there was any.
 
         Raises:
-            Violation: there was.
+            Violation: there was a violation.
         """
         if self.violations:
             raise self.violations[0]
 
     @property
     def digest(self) -> str:
-        """A digest of all events so far, in eight hex digits."""
+        """Return a digest of all events so far, in eight hex digits."""
         return self.world.digest
 
     @property
     def trace(self) -> list[str]:
-        """The latest events, one per line."""
+        """Return the latest events, one per line."""
         return [line(event) for event in self.world.log]

@@ -1,9 +1,9 @@
-"""Crashes a node at each of its effects, with one run for each.
+"""Runs a script once for each effect of a node, and crashes the node at that effect.
 
 A first run of a script counts the effects of each broker and zkserver: each sent message, each disk
 operation, each commit to the coordinator backend. Then the script runs once for each effect, and
 for each possible state of the disk (:mod:`pymq.testing.simulation.remains`) or, at a zkserver, for
-each number of commits that may have arrived. The node dies there, restarts, and the script
+each number of commits that may have arrived. The node dies at the effect, restarts, and the script
 continues. At the end the cluster must work again, and no acknowledged record may be missing.
 
 >>> def script(cluster):
@@ -14,8 +14,8 @@ continues. At the end the cluster must work again, and no acknowledged record ma
 >>> enumerate_crashes(script, brokers=1, states=["none"]).runs > 5
 True
 
-Each run starts from the beginning. Forking the process at the effect instead would cost about 6 ms,
-and save of the 35 to 45 ms of a run only the part before the crash, about 10 ms.
+Each run starts from the beginning. A run takes 35 to 45 ms. Forking the process at the effect
+instead would cost about 6 ms, and would save only the part before the crash, about 10 ms.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pymq.testing.simulation.world import SECOND, Violation, uncollected
 Script = Callable[[Cluster], None]
 
 STATES = ("none", "all", "random")  # which unsynced writes survive
-DOWN_MS = 50  # how long a node stays down; too short for a new leader
+DOWN_MS = 50  # how long a node stays down; too short for an election
 LONG_MS = 2_500  # longer than the node's session, so that another node takes over
-AGAIN_MAX = 40  # number of effects within which a node may die a second time
-BOUND_S = 60.0  # virtual time by which a run may take longer than without a crash
+AGAIN_MAX = 40  # a second death comes within this number of effects
+BOUND_S = 60.0  # additional virtual time that a run with a crash may take
 
 
 @value
@@ -57,10 +57,12 @@ class CrashPoint:
     """A crash: the node, the effect, the surviving writes, and the time until the restart."""
 
     node: str
-    boundary: int  # number of effects of the node since the cluster was ready
+    # how many effects of the node come first, counted from when the cluster was ready
+    boundary: int
     keep: str  # like the argument *keep* of :meth:`Cluster.crash`, or ``"state-3"``
     down_ms: int = DOWN_MS
-    # if not negative, the process dies a second time after this many effects of its next start
+    # the process dies a second time after this many effects of its next start; negative: it does
+    # not
     again: int = -1
 
     def __str__(self) -> str:
@@ -76,7 +78,7 @@ class CrashPoint:
 
 @value
 class Boundary:
-    """An effect, and how many states a crash right before it may leave."""
+    """An effect, and the number of states that a crash right before it may leave."""
 
     node: str
     number: int
@@ -134,15 +136,15 @@ def enumerate_crashes(
     """Crash *node* at each of its effects while *script* runs.
 
     Args:
-        script: what is done; it must be able to live with a crash, as an application is.
-        node: who dies; several names are tried one after the other.
-        states: what the disk keeps: ``"none"``, ``"all"``, ``"random"``; or several of the last,
-            each with dice of its own, as ``"random-2"``. None: each state there is.
-        every: try only every so manieth effect.
-        then: what is checked afterwards, when the node is up again.
-        again: let it die a second time, so many effects after its restart.
+        script: the work; like an application, it must tolerate a crash.
+        node: the node that dies, or several names to try one after the other.
+        states: which unsynced data the disk keeps: ``"none"``, ``"all"``, ``"random"``, or several
+            different random choices, as ``"random-2"``. None: each possible state.
+        every: try only each *every*-th effect.
+        then: a check that runs after the script, when the node is up again.
+        again: the node dies a second time, this number of effects after its restart.
         seed: of all runs.
-        restart_ms: how long it is down.
+        restart_ms: how long the node stays down.
         cluster: arguments of :class:`Cluster`.
     """
     scenario = Scenario("script", script, then or _nothing, cluster, seed)
@@ -166,7 +168,7 @@ def _nothing(cluster: Cluster) -> None:
 
 
 def survey(scenario: Scenario, nodes: Iterable[str] | None = None) -> list[Boundary]:
-    """Run a script without a crash; returns the effects of *nodes*, or of all but clients."""
+    """Run a script without a crash; return the effects of *nodes*, or of all but clients."""
     found: list[Boundary] = []
     with Cluster(seed=scenario.seed, **scenario.options) as cluster:
         names = [*cluster.brokers, *cluster.zkservers] if nodes is None else nodes
@@ -202,9 +204,9 @@ def _states(host: SimulatedHost) -> int:
 def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
     """Return all crash points.
 
-    Each state has one point. The first two states (nothing survives, all survives) also have one
-    with a long time down, and the first also one with a second crash during recovery, after 0 to 39
-    effects.
+    Each state has one point. The first two states (nothing survives, all survives) have a second
+    point with a long time down, and the first state a third point with a second crash during
+    recovery, after 0 to 39 effects.
     """
     found = []
     for b in boundaries:
@@ -216,10 +218,11 @@ def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
 
 
 def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[CrashPoint]:
-    """About one in *share* of :func:`points`, the same each time, with each kind of effect.
+    """Return about one in *share* of :func:`points`, always the same ones, with each kind of
+    effect.
 
-    Of each kind, points are taken at regular distances, beginning at a place that *shift* moves, so
-    that the samples of all shifts together are all points.
+    The sample takes points of each kind at regular distances. *shift* moves the first one, so that
+    the samples of all shifts together contain all points.
     """
     by_kind: dict[tuple[str, str], list[Boundary]] = {}
     for boundary in boundaries:
@@ -236,7 +239,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[C
 
 
 def crash(scenario: Scenario, point: CrashPoint, what: str = "") -> CrashRun:
-    """Run a script with one crash; returns the result."""
+    """Run a script with one crash; return the result."""
     run = CrashRun(point.boundary, what, point.keep, "", point)
     with uncollected():
         _crash(scenario, run)
@@ -261,7 +264,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     last = host.boundaries + point.boundary + 1
 
     def arm(what: str) -> None:
-        """Reset the count of effects, because earlier crashes by the script do not count."""
+        """Begin to count effects: crashes that the script made earlier do not count."""
         if host.boundaries == last:
             word, _, dice = point.keep.partition("-")
             is_chance = word == "random"
@@ -271,7 +274,9 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
             host.on_boundary = None
 
     def revive(process: Process) -> None:
-        """Restart the node after this function's crash; the script handles its own crashes."""
+        """Restart the node after the crash of this run; the script itself restarts nodes that it
+        has crashed.
+        """
         if process.is_dying:
             died.append(cluster.world.now)
             host.keep, host.keep_dice = "random", 0
@@ -285,7 +290,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     host.on_death.append(revive)
     scenario.script(cluster)
     assert died, f"{point} was not reached"
-    # so that the node is down for exactly this time
+    # the node must be down for exactly this time
     cluster.world.run(died[-1] + point.down_ms * 1000)
     _end(scenario, cluster)
     late = (cluster.world.now - died[0]) / SECOND
@@ -293,7 +298,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
 
 
 def _end(scenario: Scenario, cluster: Cluster) -> None:
-    cluster.run(0.05)  # the last messages take effect only now
+    cluster.run(0.05)  # let the last messages take effect
     for host in (*cluster.zkservers.values(), *cluster.brokers.values()):
         host.crash_at = -1
         if not host.is_up:

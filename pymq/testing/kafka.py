@@ -1,6 +1,6 @@
 """A Kafka for tests of applications: a queue in memory that unmodified Kafka clients speak to.
 
-The fixture ``pymq_kafka`` makes one for each test (:mod:`pymq.testing.pytest_plugin`).
+The fixture ``pymq_kafka`` makes such a Kafka for each test (:mod:`pymq.testing.pytest_plugin`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pymq.kafka.endpoint import KafkaEndpoint
 
 
 class KafkaForTests:
-    """A Kafka in this process, with what a test wants to know of it and do to it."""
+    """A Kafka in this process, with methods to inspect it and to inject faults."""
 
     def __init__(self, *, brokers: int = 1, partitions: int = 1) -> None:
         self._partitions = partitions
@@ -42,12 +42,12 @@ class KafkaForTests:
         """Return how many records a group has not committed yet.
 
         Raises:
-            UnknownGroup: it has committed nothing so far.
+            UnknownGroup: the group has committed nothing so far.
         """
         return sum(self.mq.describe_group(group).lag.values())
 
     def fail(self, topic: str, error: str, times: int = 1) -> None:
-        """Refuse the next batches for a topic with an error, by Kafka's name of it.
+        """Refuse the next batches for a topic with an error, given by Kafka's name.
 
         Raises:
             ConfigError: there is no such error.
@@ -58,7 +58,7 @@ class KafkaForTests:
             self._endpoint.fail(topic, Code[error], times)
 
     def restart(self) -> None:
-        """Close all connections and listen at the same port again, as a broker that restarts.
+        """Close all connections and listen at the same port again, like a restarted broker.
 
         Raises:
             ConfigError: there are several brokers.
@@ -70,7 +70,7 @@ class KafkaForTests:
         self._endpoint = self._open(port)
 
     def close(self) -> None:
-        """Close it all."""
+        """Close the listener, the client and the queue."""
         self.mq.close()
 
     def __enter__(self) -> Self:

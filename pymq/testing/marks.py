@@ -1,4 +1,4 @@
-"""Lists all marks, to find those that no run has passed; see :mod:`pymq.core.observe.coverage`."""
+"""Lists all marks, to find marks that no run has passed; see :mod:`pymq.core.observe.coverage`."""
 
 from __future__ import annotations
 

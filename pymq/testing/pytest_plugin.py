@@ -1,13 +1,13 @@
 """Fixtures for tests of applications, available once pymq is installed.
 
-``pymq_cluster`` makes clusters in virtual time, which are checked at the test's end::
+``pymq_cluster`` makes clusters in virtual time, and checks them at the end of the test::
 
     def test_mine(pymq_cluster):
         cluster = pymq_cluster(brokers=3)
         mq = cluster.client()
         ...
 
-``--pymq-seed N`` decides everything that is random; a test that fails reports its seed.
+``--pymq-seed N`` sets the seed of all random choices; a test that fails reports its seed.
 
 ``pymq_kafka`` is a Kafka in memory for the test alone, with ``pymq_kafka.bootstrap`` for Kafka's
 clients (:class:`pymq.testing.kafka.KafkaForTests`)::

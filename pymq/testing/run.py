@@ -1,9 +1,9 @@
-"""Runs a plan in two phases: under faults nothing must go wrong; then, healed, all must work.
+"""Runs a plan in two phases: a phase with faults checks safety, a phase without checks progress.
 
 The first phase checks safety: the checkers of :mod:`pymq.testing.checkers.rules` watch each event.
-Then the faults end, and within a bound everything must work again: each sent record is answered,
-each partition takes records, each reader and each group gets to its end. At the end all records are
-read once more and compared with the answers to the applications.
+Then the faults end, and within a bound everything must work again: each send gets its answer, each
+partition accepts records, each reader and each group reaches the end. At the end, the run reads all
+records once more and compares them with the answers to the applications.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Result:
 
 
 class SimulationRun:
-    """One run of a plan; rules in *waive*, which are some of :data:`LIVENESS`, are not demanded."""
+    """One run of a plan; it does not demand the rules in *waive*, a part of :data:`LIVENESS`."""
 
     def __init__(self, plan: Plan, waive: Collection[str] = ()) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ class SimulationRun:
         self.world = self.cluster.world
         self.service = Service(self.cluster, self.watch.fail)
         self.apps: dict[str, Application] = {}
-        self.boss: Application | None = None  # the administrators' client
+        self.boss: Application | None = None  # the client of the administrators
         self.nemesis: Nemesis | None = None
         self.hostile: Hostile | None = None
         self._is_made: dict[str, bool] = {}
@@ -253,12 +253,13 @@ class SimulationRun:
         self._liveness.until(lambda: self._convergence.is_converged(left), "replicas-converge")
 
     def _recover(self) -> None:
-        """Let administrators look for blocks that lost all of their in-sync set with a disk.
+        """Let administrators look for blocks that lost their whole in-sync set with a disk.
 
-        No fault replaces a disk whose records no other broker has. But a block may be placed on a
-        disk that is already lost, and a leader's last request for a smaller in-sync set may arrive
-        after its disk was lost. A run does not wait for the administrators: if there is such a
-        block, the rules demand its recovery only after they have looked.
+        A fault replaces a disk only if other brokers have its records. The controller may also
+        place a block on a disk that is already lost, and a leader's last request for a smaller
+        in-sync set may arrive after its disk was lost. A run does not wait for the administrators:
+        if there is such a block, the rules demand its recovery only after the administrators have
+        looked.
         """
         if not any(step[1] in ("wipe", "flip") for step in self.plan.faults):
             return

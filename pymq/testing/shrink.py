@@ -1,4 +1,4 @@
-"""Shrinks the plan of a failing run to the steps that are needed to break the same rule."""
+"""Shrinks the plan of a failing run to the steps that break the same rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shrunk:
     plan: Plan
     result: Result
     runs: int
-    before: tuple[int, int]  # numbers of faults and operations
+    before: tuple[int, int]  # numbers of faults and operations of the original plan
 
 
 class _Search:
@@ -66,7 +66,7 @@ class _Search:
                 fewer = {k: v for k, v in getattr(self.plan, name).items() if k != key}
                 self.try_plan(self.plan.copy(**{name: fewer}))
         for key, rate in self.plan.link.items():
-            # If an event happens often, fewer operations are needed for it to happen once.
+            # Make events frequent, so that fewer operations are enough for one to happen.
             if rate < OFTEN:
                 self.try_plan(self.plan.copy(link={**self.plan.link, key: OFTEN}))
         if self.plan.uncertain:
@@ -88,14 +88,14 @@ def shrink(plan: Plan, *, budget_s: float = 120.0, say: Say = lambda text: None)
     """Make a failing plan small.
 
     Raises:
-        ValueError: it does not fail.
+        ValueError: the plan does not fail.
     """
     first = run_plan(plan)
     if first.violation is None:
         raise ValueError(f"seed {plan.seed} breaks no rule, so there is nothing to make small")
     say(f"seed {plan.seed} breaks {first.violation}")
     search = _Search(plan, first.violation, budget_s, say)
-    # Steps after the violation cannot have caused it.
+    # Steps after the violation cannot be its cause.
     faults = [step for step in plan.faults if step[0] <= first.at_us]
     ops = [step for step in plan.ops if step[0] <= first.at_us]
     search.try_plan(plan.copy(faults=faults, ops=ops))

@@ -1,8 +1,8 @@
 """A real ZooKeeper on this machine, from the jars that come with pyspark; it needs Java 17.
 
-There may be one server or an ensemble, on free ports of 127.0.0.1, with sessions as short as tests
-need. The servers' data does not survive a power failure (``forceSync=no``), because it is for
-tests.
+One server, or an ensemble of servers, listens on free ports of 127.0.0.1, with sessions as short as
+tests need. The data of a server does not survive a power failure (``forceSync=no``), because tests
+do not need that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pymq.testing.child import Child, Transient, free_ports
 
 __all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
 
-START_S = 30.0  # enough for a busy machine; usual are 0.3 s for one server and 1.5 s for three
+START_S = 30.0  # enough for a busy computer; one server usually takes 0.3 s, three servers 1.5 s
 TICK_MS = 200  # tick of the servers; a session lasts at least two ticks
 
-# All jars that a server without TLS loads: 4 of pyspark's 490 MB, with a third of the start time.
+# All jars that a server without TLS loads: 4 of pyspark's 490 MB; the start takes a third of the
+# time.
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
 _STANDALONE = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _MEMBER = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -36,7 +37,9 @@ class DidNotStart(PymqError):
 
 
 def find_jars() -> list[Path]:
-    """The jars of a ZooKeeper server. Raises :class:`MissingExtra`, which names what to install."""
+    """Return the jars of a ZooKeeper server. Raises :class:`MissingExtra`, which names the missing
+    package.
+    """
     if shutil.which("java") is None:
         raise MissingExtra("there is no java: a real ZooKeeper needs Java 17 (openjdk-17-jre)")
     found = importlib.util.find_spec("pyspark")
@@ -50,7 +53,7 @@ def find_jars() -> list[Path]:
 
 
 class ZooKeeperServer(Child):
-    """One server process; after a restart it has the same data and port."""
+    """One server process; it keeps its data and port over a restart."""
 
     def __init__(
         self, folder: Path, host: str, port: int, config: Sequence[str], java: Sequence[str]
@@ -90,11 +93,11 @@ class ZooKeeperServer(Child):
 class ZooKeeper(Transient):
     """*count* servers with their data below *folder*: a single one, or an ensemble.
 
-    Use the cluster of servers in a ``with`` block.
+    Use the servers in a ``with`` block.
 
     *java* are additional options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host*
-    is the address on this machine at which they serve. If the folder was used before, the servers
-    continue with its data, on other ports.
+    is the address on this computer at which the servers listen. In a folder that was used before,
+    the servers continue with its data, on other ports.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class ZooKeeper(Transient):
             ]
         self.servers: list[ZooKeeperServer] = []
         for n in range(count):
-            # also the server's working directory
+            # this folder is also the server's working directory
             folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"
             self.servers.append(ZooKeeperServer(folder_n, host, ports[n], config, command))
             (folder_n / "data").mkdir(exist_ok=True)
@@ -149,12 +152,12 @@ class ZooKeeper(Transient):
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)  # a server gives no sign when it begins to serve
+                time.sleep(0.02)  # poll, because a server gives no signal when it begins to serve
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 
     def leader(self) -> ZooKeeperServer:
-        """The leading server. Raises :class:`DidNotStart` if there is none."""
+        """Return the leading server. Raises :class:`DidNotStart` if there is none."""
         for server in self.servers:
             if server.mode() in ("leader", "standalone"):
                 return server

@@ -82,7 +82,7 @@ def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> HttpResponse
 
 
 class WebApp:
-    """Serves metrics. With *desks*, which hold views of a cluster, the app serves the page, too.
+    """Serves metrics. With *desks*, the snapshots of a cluster, the app also serves the page.
 
     *may_scrape* decides whether a principal may read the metrics.
     """
@@ -198,8 +198,8 @@ class WebApp:
         if name == "records":
             return as_json(desk.records(query))
         if name == "letters":
-            # Unlike the view of records this reads with consumers, so it is not part of a read-only
-            # page.
+            # This request reads with consumers, unlike the view of records, so a read-only page
+            # does not have it.
             if not self._writable:
                 return refuse(403, "this page may only be looked at", "AUTHORIZATION_FAILED")
             return as_json(desk.letters(query))
@@ -220,8 +220,8 @@ def _cookie_name(port: int) -> str:
 
 
 def _cookie(request: HttpRequest) -> str | None:
-    # Not http.cookies: if one cookie is malformed, that parser finds none, and on localhost the
-    # browser sends the cookies of all servers.
+    # This code does not use http.cookies, which finds no cookie at all if one is malformed; and on
+    # localhost the browser sends the cookies of all servers.
     wanted = _cookie_name(request.port)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, found = pair.strip().partition("=")

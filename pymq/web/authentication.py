@@ -1,8 +1,8 @@
 """Authenticates HTTP requests by a token, or by a cookie that was issued for a token.
 
-Programs send the token in ``Authorization: Bearer``. A browser sends it once and gets a cookie that
-scripts cannot read and other sites cannot use. Without tokens every client has access, as on a node
-without keys.
+Programs send the token in ``Authorization: Bearer``. A browser sends the token once and gets a
+cookie that scripts cannot read and other sites cannot use. Without tokens every client has access,
+as on a node without keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SESSIONS_MAX = 1_000
 SESSIONS_OF_A_TOKEN = 20
 TOKEN_BYTES_MAX = 1_024
 TOKEN_CHARS_MIN = 16  # characters of a token in a file; a shorter one could be guessed
-LOOK_S = 1.0  # interval of scans of a folder
+LOOK_S = 1.0  # interval between scans of the folder
 
 
 class Tokens(Protocol):
@@ -52,9 +52,10 @@ class OneToken:
 
 
 class TokenFolder:
-    """The tokens of the files ``NAME.token`` in a folder of keys; changes take effect.
+    """The tokens of the files ``NAME.token`` in a folder of keys; changes take effect while it is
+    in use.
 
-    If *is_revoked* returns True for a principal, its token is invalid.
+    The token of a principal is invalid if *is_revoked* returns True for it.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TokenFolder:
 
 
 def _digest(token: str) -> bytes:
-    # JSON may contain lone surrogates, but no token contains any.
+    # JSON may contain lone surrogates, but a token never does.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -134,10 +135,10 @@ class Authentication:
         return self._tokens is None
 
     def principal(self, bearer: str | None, cookie: str | None, address: str = "") -> str | None:
-        """Return the principal; None if unknown. A cookie counts only while its token is valid.
+        """Return the principal; None if unknown. A cookie is valid only as long as its token.
 
         Raises:
-            QuotaExceeded: too many wrong tokens were tried from *address*, or in total.
+            QuotaExceeded: there were too many wrong tokens from *address*, or in total.
         """
         if self._tokens is None:
             return ANYBODY
@@ -150,7 +151,7 @@ class Authentication:
         return self._tokens.principal(session.token)
 
     def _try(self, token: str, address: str) -> str | None:
-        """Return the principal of a token sent from *address*; counts wrong tokens."""
+        """Return the principal of a token sent from *address*; count wrong tokens."""
         assert self._tokens is not None
         digest = _digest(token)
         if wait_s := self._guesses.wait_s(address, digest):
@@ -183,8 +184,8 @@ class Authentication:
             if len(mine) >= SESSIONS_OF_A_TOKEN:
                 self._forget(next(iter(mine)))
             elif len(self._sessions) >= SESSIONS_MAX:
-                # Drop a session of the token that has most sessions, so that repeated sign-ins end
-                # no other user's session.
+                # Drop a session of the token that has most sessions, so that repeated sign-ins with
+                # one token end no other user's session.
                 most = max(self._cookies.values(), key=len)
                 self._forget(next(iter(most)))
             self._sessions[cookie] = WebSession(token, now + SESSION_S)
@@ -209,7 +210,7 @@ def is_local_name(host: str) -> bool:
     """Whether the header ``Host`` is ``localhost`` or a loopback address.
 
     This prevents DNS rebinding: another site can point its own name at 127.0.0.1 to read the page,
-    but its requests then have its own name as ``Host``.
+    but the header ``Host`` of such requests contains that site's name.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return is_loopback(name.lower().removeprefix("[").removesuffix("]"))

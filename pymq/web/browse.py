@@ -17,15 +17,15 @@ LIMIT = 50
 LIMIT_MAX = 200
 FETCH_BYTES = 1 << 18
 FETCHES_MAX = 8
-TEXT_MAX = 4_096  # characters of a value that are shown
-HEX_MAX = 256  # limit of the shown bytes of a value that is not text
+TEXT_MAX = 4_096  # most characters shown of a value
+HEX_MAX = 256  # most bytes shown of a value that is not text
 HEADERS_MAX = 50
 
 Json = dict[str, Any]
 
 
 def browse(client: Client, query: Mapping[str, str]) -> Json:
-    """Return records of ``topic`` and ``partition`` from ``offset`` on, or before its ``end``.
+    """Return records of a partition from ``offset`` on, or before its ``end``.
 
     ``offset`` is a number, ``begin``, or ``end`` for the last records; ``time_ms`` replaces it.
 
@@ -78,7 +78,7 @@ def _read(
         for batch in split(answer.data):
             view = RecordBatch(batch.verify().at(topic, partition), at)
             if not view.is_hidden:
-                # Decode only the part of a large batch that is shown.
+                # Decode only the shown part of a large batch.
                 records += view.part(at, min(end, at + limit - len(records)), 1).records()
             at = max(at, batch.end_offset)
             if len(records) >= limit:

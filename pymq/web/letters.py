@@ -1,7 +1,7 @@
 """Shows dead letters on the page, and sends them back in steps.
 
-One request looks only at a limited number of letters, for a limited time; the page repeats the
-request that sends letters back until none is left.
+One request looks only at a limited number of letters, for a limited time. To send all letters back,
+the page repeats its request until none is left.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pymq.errors import AuthorizationFailed, InvalidRequest, RequestTimeout
 from pymq.web.browse import payload
 
 SHOWN_MAX = 50
-LOOKED_MAX = 10_000  # letters that are read to count them
+LOOKED_MAX = 10_000  # most letters read to count them
 LOOK_S = 2.0
 ERRORS_MAX = 20  # different errors shown
-ERROR_CHARS = 300  # characters of an error that are shown
+ERROR_CHARS = 300  # most characters shown of an error
 STEP = 200  # letters sent back by one request
 STEP_S = 5.0  # longest search for the next letters
 
@@ -33,7 +33,7 @@ def letters(client: Client, topic: str, error: str) -> Json:
     """Count and describe the letters of a dead-letter topic that were not sent back.
 
     Args:
-        client: with the viewer's rights.
+        client: a client with the viewer's rights.
         topic: the dead-letter topic.
         error: describe only letters whose error contains this text.
 
@@ -70,12 +70,13 @@ def letters(client: Client, topic: str, error: str) -> Json:
 def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
     """Send up to :data:`STEP` letters back, or count those that would be sent.
 
-    *given* has ``error``, a text that the errors of the letters contain, ``dry_run``, and ``limit``
-    for fewer letters: a page that sends so many a second sends few at a time.
+    *given* has ``error``, a text that the errors of the letters contain, ``dry_run``, and
+    ``limit``, a smaller number of letters: a page that limits its rate sends few letters per
+    request.
 
     Raises:
         InvalidRequest: the request is malformed.
-        RequestTimeout: it took too long to find such letters.
+        RequestTimeout: the search for such letters took too long.
         PymqError: the letters cannot be sent back.
     """
     _check(topic)
@@ -89,8 +90,8 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
 
     def where(letter: Record) -> bool:
         nonlocal until
-        # If a redrive ends in the middle, no letter is sent twice: the journal knows which were
-        # sent.
+        # If a redrive ends in the middle, no letter is sent twice, because a journal records the
+        # sent letters.
         if time.monotonic() > until:
             raise RequestTimeout(
                 f"looking for such letters takes longer than {STEP_S:g} s; 'pymq dlq redrive' "

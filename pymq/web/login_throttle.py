@@ -1,9 +1,9 @@
-"""Throttles guesses of tokens, for each address and in total, with growing delays.
+"""Throttles guesses of tokens, per address and in total, with growing delays.
 
-No request waits here, since that would occupy a thread: a request that comes too early gets the
-time of the next allowed try, and its token is not checked. If a token was recently valid at an
-address, it is accepted there in any case, so an attacker's guesses do not lock out legitimate
-users.
+No request waits here, since a waiting request would occupy a thread. The answer to a request that
+comes too early is the time of the next allowed try, and its token is not checked. A token that was
+recently valid at an address is always accepted from there, so an attacker's guesses do not lock out
+legitimate users.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pymq.core.values import define
 FREE = 5  # free tries per address, for typing errors
 FIRST_S = 1.0  # first delay; it doubles with each wrong token, up to ...
 LONGEST_S = 300.0
-FORGET_S = 900.0  # an address is forgotten so long after its last wrong try
+FORGET_S = 900.0  # how long after its last wrong try an address is forgotten
 ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses: burst, and rate per second
 ADDRESSES_MAX = 10_000
 GOOD_MAX = 1_000

@@ -87,7 +87,7 @@ class Server(Handle):
         return f"{self.address}#token={self._token}" if self._token else self.address
 
     def close(self) -> None:
-        """Stop serving; closing twice is allowed. In a forked child it does nothing."""
+        """Stop serving; closing twice is allowed. In a forked child, this method does nothing."""
         if self._pid != os.getpid():
             return  # the server thread belongs to the parent
         self._http.shutdown()
@@ -159,7 +159,7 @@ class _Http(ThreadingHTTPServer):
             if error.errno in _WANTING:
                 # The socket stays readable, so without a pause the server would retry in a busy
                 # loop.
-                # the loop polls, because no event signals that a descriptor is free
+                # the server polls, because no event signals that a descriptor is free
                 time.sleep(ACCEPT_S)
             raise
 
@@ -185,14 +185,13 @@ class _Http(ThreadingHTTPServer):
     def _make_room(self) -> bool:
         """Make room for a connection.
 
-        If the server is full, drop the one with the earliest deadline.
+        If the server is full, drop the connection with the earliest deadline.
         """
         live = [found for found in self._live.values() if not found.is_given_up]
         if len(live) < CONNECTIONS_MAX:
             return True
         waited_for = [found for found in live if found.until < math.inf]
-        # Threads of dropped connections need a moment to end, and the number of these threads is
-        # limited, too.
+        # Threads of dropped connections need a moment to end, so limit their number, too.
         if not waited_for or len(self._live) >= 2 * CONNECTIONS_MAX:
             return False
         oldest = min(waited_for, key=attrgetter("until"))
@@ -204,7 +203,8 @@ class _Http(ThreadingHTTPServer):
         me = threading.current_thread()
         try:
             if self._tls is not None:
-                # The handshake is done in this thread, so that a silent client delays no other.
+                # The handshake runs in this connection's thread, so that a silent client delays no
+                # other client.
                 connection.settimeout(IDLE_S)
                 connection = self._tls.wrap_socket(
                     connection, server_side=True, do_handshake_on_connect=False
@@ -267,7 +267,7 @@ class _Bounded:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.read = file.read  # Content-Length limits the bodies
+        self.read = file.read  # Content-Length limits the size of bodies
         self.close = file.close
         self.closed = False
         self.left = HEAD_MAX
@@ -302,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self._length() != 0:
-            # close the connection, because the unread body would be parsed as a request
+            # close the connection: the server would parse the unread body as a request
             self.close_connection = True
         self._do(b"")
 
@@ -317,9 +317,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._do(self.rfile.read(length))
 
     def _length(self) -> int | None:
-        """Return the length of the body; None if the headers are ambiguous or it is far too large.
+        """Return the length of the body; None if the headers are ambiguous, or the body is far too
+        large.
 
-        With an ambiguous length a request could be smuggled past a proxy.
+        With an ambiguous length, an attacker could smuggle a request past a proxy.
         """
         found = self.headers.get_all("Content-Length", [])
         if len(found) > 1 or "Transfer-Encoding" in self.headers:

@@ -32,11 +32,11 @@ from pymq.web.letters import letters, redrive
 from pymq.web.summaries import KNOWN_MAX, Lags, TopicSummaries
 
 EVERY_S = 1.0  # minimum interval of snapshots
-SHARE = 4  # ... and at least so many times the quickest of the last LOOKS snapshots
-LOOKS = 8  # slower ones had to wait for failed nodes, which is no load
+SHARE = 4  # ... and at least this multiple of the quickest of the last LOOKS snapshots
+LOOKS = 8  # the slower ones had to wait for failed nodes, and waiting is no load
 PATIENCE_S = 3.0  # how long a request waits for a snapshot that another thread takes
-TOPICS_MAX = 200  # topics described in each snapshot, and shown with their numbers
-TOPICS_A_VISIT = 100  # further topics described in each snapshot, in turn, for the sums
+TOPICS_MAX = 200  # topics that each snapshot describes, and the page shows with their numbers
+TOPICS_A_VISIT = 100  # further topics that each snapshot describes, a few at a time, for the sums
 GROUPS_MAX = 100
 GROUPS_A_VISIT = 50
 VISIT_S = 0.5  # seconds that those further topics may take
@@ -82,13 +82,13 @@ class ClusterSnapshot:
 
     @property
     def age_s(self) -> float:
-        """The age of the result of :meth:`state`."""
+        """Return the age of the result of :meth:`state`."""
         return round(self._clock() - self._seen, 1)
 
     def _look(self) -> None:
         began = self._clock()
         try:
-            # Groups come last: their coordinator may be on a failed node, and the timeout is long.
+            # Read groups last: their coordinator may be on a failed node, and the timeout is long.
             self._state = self._looked()
             self._seen = began
             self._state = {**self._state, **self._groups()}
@@ -141,7 +141,7 @@ class ClusterSnapshot:
         }
 
     def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], list[str]]:
-        """Describe topics; returns also those that the principal may not describe."""
+        """Describe topics; also return the names that the principal may not describe."""
         found, hidden = [], []
         for name in names:
             try:
@@ -153,7 +153,7 @@ class ClusterSnapshot:
         return found, hidden
 
     def _visit_topics(self, names: Sequence[str]) -> None:
-        """Describe some of *names* in turn, for the sums."""
+        """Describe the next few of *names*, for the sums."""
         began = self._clock()
         for name in islice(self._topics_known.rounds.visit(names), TOPICS_A_VISIT):
             found, hidden = self._topics([name])
@@ -194,7 +194,7 @@ class ClusterSnapshot:
         }
 
     def _visit_groups(self, names: Sequence[str]) -> None:
-        """Describe some of *names* in turn, for the sum of their lags."""
+        """Describe the next few of *names*, for the sum of their lags."""
         began = self._clock()
         for name in islice(self._lags.rounds.visit(names), GROUPS_A_VISIT):
             try:

@@ -1,9 +1,9 @@
 """Summaries of each topic and group, for sums over all of them on the page.
 
-A snapshot describes only the first topics and groups in full, because the page shows these. The
-snapshot describes some of the others in turn, and keeps a summary of each until its next turn. So
-the sums cover everything after a few snapshots, at a cost that does not grow with their number.
-Each sum shows how many topics or groups it covers.
+A snapshot describes only the first topics and groups in full, because the page shows these. Each
+snapshot also describes the next few of the others, and keeps a summary of each. So after a few
+snapshots the sums cover all topics and groups, at a cost per snapshot that does not grow with their
+number. The page shows how many topics or groups each sum covers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pymq.core.metadata.descriptions import TopicDescription
 from pymq.core.values import value
 
 KNOWN_MAX = 10_000  # topics, and groups, that have a summary
-FRESH_S = 900.0  # older summaries do not count, because the page was not open for a while
+FRESH_S = 900.0  # older summaries do not count: the page was closed for a while
 
 Rate = tuple[float, float]  # records and bytes a second
 
 
 @value
 class TopicSummary:
-    """The numbers of a topic when it was described last."""
+    """The numbers of a topic at its last description."""
 
     at: float  # time of the description, in seconds
     records: int  # the sum of the log ends
@@ -33,7 +33,7 @@ class TopicSummary:
 
 
 class Rounds:
-    """Visits names in turn: each once before any again."""
+    """Visits names in turn: all of them once, then again from the first."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -52,12 +52,14 @@ class TopicSummaries:
 
     def __init__(self) -> None:
         self._known: dict[str, TopicSummary] = {}
-        # topics that may not be described, each with the time of the refusal
+        # topics that the principal may not describe, with the time of the refusal
         self._hidden: dict[str, float] = {}
         self.rounds = Rounds()
 
     def add(self, topic: TopicDescription, at: float) -> Rate | None:
-        """Remember a topic that was described at *at*; returns its rate since the time before."""
+        """Store a topic's description of the time *at*; return the topic's rate since the
+        description before.
+        """
         records, size, held = 0, 0, dict[str, tuple[int, int]]()
         for partition in topic.partitions:
             records += partition.end_offset
@@ -106,7 +108,7 @@ class TopicSummaries:
         return sum(topic.short for topic in self._known.values())
 
     def rates(self) -> list[Rate]:
-        """Return the rate of each topic that was described twice."""
+        """Return the rate of each topic that was described at least twice."""
         return [topic.rate for topic in self._known.values() if topic.rate is not None]
 
     def held(self) -> dict[str, tuple[int, int]]:
@@ -128,7 +130,7 @@ class Lags:
         self.rounds = Rounds()
 
     def add(self, group: str, lag: int, at: float) -> None:
-        """Remember the lag of a group that was described at *at*."""
+        """Store the lag of a group that was described at *at*."""
         self._known[group] = (at, lag)
 
     def keep(self, names: Collection[str], at: float) -> None:
@@ -138,7 +140,7 @@ class Lags:
 
     @property
     def count(self) -> int:
-        """How many groups are known."""
+        """The number of known groups."""
         return len(self._known)
 
     @property

@@ -1,4 +1,4 @@
-"""Converts descriptions to JSON for the page, limited to what it can draw."""
+"""Converts descriptions to JSON for the page, limited to the amount that the page can draw."""
 
 from __future__ import annotations
 

@@ -1009,7 +1009,7 @@ def test_codes_are_stable() -> None:
 def test_an_unused_import_is_cheap() -> None:
     """``import pymq`` does not load zmq, asyncio or pyarrow.
 
-    An embedded queue does not need them.
+    An embedded queue does not need these packages.
     """
     code = "import pymq, sys; pymq.open('memory:').close(); print(*sys.modules)"
     loaded = set(python(code).stdout.split())

@@ -1,7 +1,7 @@
-"""One record at a time takes few calls: the way through pymq's rooms stays short.
+"""A single record takes few function calls on its way through pymq.
 
 Counts of calls do not depend on the machine. A change that adds calls makes each single record
-slower (docs/decisions/0187); if it is worth that, raise the bound here.
+slower (docs/decisions/0187); if the change is worth that, raise the bound here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ ROUNDS = 150
 
 
 def calls_of(job: Callable[[], object]) -> int:
-    """Return how many functions of pymq *job* calls at least, if this thread does all of its work.
+    """Return the smallest number of pymq's functions that a call of *job* calls, if this thread
+    does all of the work.
 
-    Rounds in which the background thread did the work are left out. Rounds in which a millisecond
-    begins take some calls more.
+    Rounds in which the background thread did the work are ignored. Rounds in which a new
+    millisecond begins take some more calls.
     """
     counts: list[int] = []
     calls = 0

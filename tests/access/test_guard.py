@@ -30,6 +30,7 @@ UNANSWERED = {
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.UnderWay),
         *(msg.LeaderAndIsrAnswer, msg.Copied),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
+        *(msg.Reconciled, msg.ReconciledState),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.OfflineReplicas, msg.TransferLeader),
@@ -64,6 +65,8 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.LeaveClassic: {("Read", "group", "group")},
     msg.CommitClassic: {("Read", "group", "group")},
     msg.DescribeClassic: {("Describe", "group", "group")},
+    msg.BeatReconciled: {("Read", "group", "group")},
+    msg.DescribeReconciled: {("Describe", "group", "group")},
     msg.Heartbeat: {("Read", "group", "group")},
     msg.Leave: {("Read", "group", "group")},
     msg.Acquire: {("Read", "group", "group")},
@@ -133,6 +136,8 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
             wanted = set()  # an id of the principal itself
         if isinstance(message, msg.CommitClassic):
             wanted |= {("Read", "topic", each.topic) for each in message.offsets}
+        if isinstance(message, msg.BeatReconciled):
+            wanted |= {("Read", "topic", name) for name, _, _ in message.topics or ()}
         found = {(n.operation.value, n.kind.value, n.name) for n in requirements(message)}
         # the requirements that do not concern the group
         assert found == {need for need in wanted if need[2] is not None}

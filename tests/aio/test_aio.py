@@ -638,7 +638,7 @@ def test_push(is_async: bool) -> None:
 def test_a_push_that_fails_gets_the_record_again_and_then_it_dies(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a thread: if a handler fails on a record, the record is returned to the group, and the
+    """As with threads, if a handler fails on a record, the record is returned to the group, and the
     other records are handled.
     """
 

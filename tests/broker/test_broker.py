@@ -628,7 +628,7 @@ def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() 
 
 
 def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
-    """A client's waiting fetches are bounded and it may retry.
+    """A client's waiting fetches are bounded; a refused fetch may be retried.
 
     Coordinators and brokers do not count.
     """

@@ -1,4 +1,4 @@
-"""``pymq kafka``: it says where it listens, serves Kafka's clients, and ends when interrupted."""
+"""``pymq kafka`` prints its address, serves Kafka's clients, and ends when interrupted."""
 
 from __future__ import annotations
 

@@ -68,9 +68,8 @@ def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
 
 
 def test_an_answer_is_lost() -> None:
-    """If the client's own earlier try had an effect, that is no error.
-
-    If another client did the same, it is an error.
+    """If the client's own earlier try had an effect, the repetition is no error. If another client
+    did the same, the request is an error.
     """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()

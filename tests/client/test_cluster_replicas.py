@@ -134,7 +134,7 @@ def test_a_group_goes_on_while_a_leader_is_missing() -> None:
 
 
 def test_a_position_that_a_follower_has_not_reached_is_no_error() -> None:
-    """A fetch beyond a follower's end is no error, since only the leader knows the end."""
+    """A fetch beyond a follower's end is no error, since only the leader knows the log end."""
     with Cluster(brokers=3, seed=9) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -210,7 +210,9 @@ def test_old_records_are_read_from_all_replicas() -> None:
 
 
 def test_a_silent_follower_costs_a_reader_one_wait() -> None:
-    """A reader far behind the end chooses the same replica each time, if that answers."""
+    """A reader far behind the end uses the same replica each time, as long as the replica
+    answers.
+    """
     with Cluster(brokers=3, seed=12) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -263,8 +265,8 @@ def test_a_follower_shows_what_is_committed_only() -> None:
 
 
 def test_the_last_replica_is_read_though_it_led_before() -> None:
-    """The last replica serves reads, although it no longer leads and the zkserver still names it as
-    leader.
+    """The last replica serves reads, although it no longer leads, and the zkserver still names it
+    as the leader.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()

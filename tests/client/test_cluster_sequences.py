@@ -50,7 +50,7 @@ def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_not_committed_is_not_told_of(seed: int) -> None:
-    """The next sequence counts only committed records: a producer would never send uncommitted ones
+    """The next sequence counts only committed records, since a producer would not send counted ones
     again.
     """
     with Cluster(brokers=3, seed=seed) as cluster:

@@ -1,4 +1,4 @@
-"""A consumer's status gives the reason why it gets no records: for each fault, for readers and for
+"""For each fault, a consumer's status gives the reason for missing records, for readers and for
 groups.
 """
 

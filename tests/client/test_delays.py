@@ -112,7 +112,7 @@ def test_a_time_that_is_over_means_now(mq: pymq.Client) -> None:
 
 
 def test_a_record_that_is_returned_and_buried(mq: pymq.Client) -> None:
-    """A delayed record can be retried and become a dead letter like any other record."""
+    """A delayed record can be retried, and can become a dead letter, like any other record."""
     mq.create_topic("t")
     with mq.producer() as producer:
         producer.send("t", b"later", delay_s=SHORT_S)
@@ -185,7 +185,7 @@ def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() ->
             producer.send("t", b"gone", delay_s=0.1, expires_s=0.1).result(30)
             producer.send("t", b"the canary's", key=b"c", expires_s=0.1).result(30)
             producer.send("t", b"stays").result(30)
-        cluster.run(10)  # all of it is long over when the group reads it
+        cluster.run(10)  # all delays are over when the group reads the records
         assert values(drain(mq, 1)) == [b"stays"]
         assert is_quiet(mq)
         assert mq.metrics().value("pymq_consumer_expired_total") == 1
@@ -295,7 +295,7 @@ def test_a_delayed_record_is_cancelled(mq: pymq.Client) -> None:
     assert values(drain(mq, 1)) == [b"kept"]
     assert is_quiet(mq)
     assert mq.cancel("t", kept.partition, kept.offset) is False
-    assert mq.cancel("t", dropped.partition, dropped.offset) is True  # as it was told before
+    assert mq.cancel("t", dropped.partition, dropped.offset) is True  # the same answer as before
 
 
 def test_a_cancel_that_is_repeated_says_the_same_though_another_leads() -> None:

@@ -210,7 +210,9 @@ def test_readers_and_groups_are_names_of_the_modes(mq: pymq.Client) -> None:
 
 
 def test_what_cannot_be_copied_says_so(mq: pymq.Client) -> None:
-    """Handles also cannot be copied to another process, as an argument of a pool's task."""
+    """A handle cannot be copied to another process either, for example as an argument of a pool's
+    task.
+    """
     mq.create_topic("t", exist_ok=True)
     with mq.producer() as producer, mq.consumer("t", mode="reader") as consumer:
         for handle in (mq, producer, consumer):

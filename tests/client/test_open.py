@@ -1,4 +1,6 @@
-"""Opening, closing and reopening: what is kept, what is lost, and what keeps running."""
+"""Opening, closing and reopening: the data that is kept or lost, and the parts that keep
+running.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,7 @@ def test_closing_in_the_middle_of_an_error() -> None:
 
 
 def test_a_closed_client_can_be_forgotten(tmp_path: Path) -> None:
-    """At the interpreter's exit no work and no output is left."""
+    """At the interpreter's exit, an open client has no work left and prints nothing."""
     code = """
 import sys, pymq
 mq = pymq.open(sys.argv[1])

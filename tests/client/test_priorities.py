@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 def send(mq: pymq.Client, levels: list[int], topic: str = "t", linger_ms: int = 5) -> None:
-    """Send a record for each priority; its value is the priority and its number.
+    """Send a record for each priority; the record's value contains the priority and a number.
 
     Without a linger each record is written before the next one is sent.
     """
@@ -110,7 +110,9 @@ def test_readers_and_headers(mq: pymq.Client) -> None:
 
 
 def test_records_of_a_named_producer_stay_in_order(mq: pymq.Client) -> None:
-    """A named producer relies on the order of its records when it resumes after a crash."""
+    """Records of a named producer stay in order, because the producer relies on it after a
+    crash.
+    """
     mq.create_topic("t")
     with mq.producer(producer_id="named", linger_ms=50) as producer:
         sent = [

@@ -148,8 +148,8 @@ def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_leader_that_is_there_again_is_asked_about_no_more(is_back: bool) -> None:
-    """The router stops asking about a leader that is back, or that was away for so long that it may
-    be asked again.
+    """The router stops asking about a leader that is back, or that has been away so long that
+    requests may be sent to it again.
     """
     bench = Bench()
     router = bench.router
@@ -178,7 +178,9 @@ def test_what_a_lost_zkserver_was_asked_another_one_is_asked() -> None:
 
 
 def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name() -> None:
-    """The old topic's leader is not used for the new topic, though its later epoch seems newer."""
+    """The old topic's leader is not used for the new topic, although the old leader's epoch is
+    higher.
+    """
     bench = Bench()
     for topic_id, epoch, leader in (("id-1", 5, "broker-1"), ("id-2", 1, "broker-0")):
         bench.router.refresh("t")

@@ -155,8 +155,8 @@ def all_came(got: dict[str, list[pymq.Record]], count: int) -> bool:
 
 
 def test_a_route_changes_while_it_runs(mq: pymq.Client) -> None:
-    """While the route changes, each record goes to exactly one of the two groups, the one that is
-    right at its time.
+    """While the route changes, each record goes to exactly one of the two groups, according to the
+    route at that time.
     """
     mq.create_topic("t", 2, route="canary:0%")
     got: dict[str, list[pymq.Record]] = {"canary": [], "workers": []}

@@ -78,8 +78,8 @@ class Shopper:
             if self.dice.random() < 0.5:
                 self.commit(consumer, self.held)
         finally:
-            # the lock is held until the event is recorded, before the group can lease the records
-            # to others
+            # the lock is held until the event is recorded, so that the group cannot lease the
+            # records to others before
             with self.ledger.lock:
                 self.let_go(self.held)
             consumer.close()

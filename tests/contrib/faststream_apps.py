@@ -14,7 +14,7 @@ import pymq.aio
 from pymq.contrib.faststream import PymqBroker
 from pymq.core.batch.record import Record
 
-SECONDS = 60.0  # on a busy machine
+SECONDS = 60.0  # timeout, for a busy machine
 SOON = pymq.Backoff(first_s=0.01, factor=2, max_s=0.1)
 QUIET = logging.CRITICAL + 1
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def play(script: Callable[[], Awaitable[None]], timeout: float = SECONDS) -> None:
-    """Run a script in an event loop of its own, and so on a queue of its own in memory."""
+    """Run a script in a new event loop, and therefore on a new queue in memory."""
     asyncio.run(asyncio.wait_for(script(), timeout))
 
 
@@ -43,7 +43,7 @@ async def started(*brokers: PymqBroker) -> AsyncIterator[PymqBroker]:
 
 
 class Seen(asyncio.Queue[Any]):
-    """What handlers have seen, in order."""
+    """The messages that handlers have seen, in order."""
 
     async def next(self, timeout: float = SECONDS) -> Any:
         return await asyncio.wait_for(self.get(), timeout)

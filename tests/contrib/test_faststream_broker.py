@@ -1,7 +1,7 @@
-"""What FastStream asks of a broker: subscribers, publishers, routers, middlewares, parsers.
+"""FastStream's requirements for a broker: subscribers, publishers, routers, middlewares, parsers.
 
-FastStream's suite for its own brokers is not shipped. These are the behaviours that it tests, and
-what pymq adds to them (decision 167).
+FastStream does not ship the test suite of its own brokers. The tests here cover the same
+behaviours, and pymq's additions (decision 167).
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def test_topics_are_created_when_they_are_needed() -> None:
 
 
 async def until_sent(broker: PymqBroker, topic: str) -> None:
-    """Publish to a topic that was deleted: an error tells, and then the topic is made again."""
+    """Publish to a deleted topic until it succeeds: the first error makes the broker create the
+    topic again.
+    """
     with pytest.raises(UnknownTopic):
         await broker.publish("lost", topic)
     while True:
@@ -232,7 +234,7 @@ def test_options_out_of_range(option: dict[str, Any]) -> None:
 
 
 def test_unknown_options_are_told_at_once() -> None:
-    """Where they are written, and with what was meant."""
+    """The error comes where the option is written, and suggests the right name."""
     broker = make()
     with pytest.raises(ConfigError, match="did you mean 'priority'"):
         broker.publisher("t", prority=1)  # type: ignore[call-overload] # what is tested
@@ -278,7 +280,7 @@ def test_before_the_start_and_after_the_end() -> None:
         with pytest.raises(IncorrectState):
             await broker.publish(1, "t")
         assert not await broker.ping(timeout=1)
-        async with started(broker):  # once more
+        async with started(broker):  # a second start
             await broker.publish(1, "t")
 
     play(script)
@@ -311,7 +313,9 @@ def test_members_share_and_groups_copy() -> None:
 
 @pytest.mark.parametrize("quick_first", [0, 20])
 def test_with_prefetch_1_a_busy_member_keeps_hardly_anything(quick_first: int) -> None:
-    """Also one that was quick so far, and is stuck now; its next message may be on its way."""
+    """The same holds for a member that was quick and is stuck now; one more message may be in
+    flight to it.
+    """
 
     async def script() -> None:
         stuck, release = asyncio.Event(), asyncio.Event()
@@ -348,7 +352,7 @@ def test_readers_get_everything_and_acknowledge_nothing() -> None:
 
         @broker.subscriber("orders", mode="reader")
         async def first(body: int, message: PymqMessage) -> None:
-            await message.reject()  # There is nothing to reject.
+            await message.reject()  # There is no message to reject.
             await seen.put(("first", body))
 
         @broker.subscriber("orders", mode="reader", offset="end")
@@ -568,7 +572,8 @@ def test_a_topic_for_the_reply() -> None:
 
         async with started(broker):
             await broker.publish(7, "quiet", reply_to="answers")
-            await broker.publish(4, "orders", reply_to="pymq.replies")  # no sender chooses that
+            # a sender cannot choose this reply topic
+            await broker.publish(4, "orders", reply_to="pymq.replies")
             await settled(broker, "quiet")
             await broker.publish(5, "orders", reply_to="answers", correlation_id="c")
             assert await seen.next() == (10, "c")
@@ -726,7 +731,9 @@ def test_a_class_that_cannot_be_injected_is_told() -> None:
 
 
 def test_brokers_share_a_folder(tmp_path: Path) -> None:
-    """A folder can be opened once; what is not handled is there at the next start."""
+    """Only one client can open a folder, so brokers share it; unhandled messages are there at the
+    next start.
+    """
 
     async def first() -> None:
         one, other = make(tmp_path / "data"), make(str(tmp_path / "data"))

@@ -1,4 +1,6 @@
-"""Handlers that fail, are slow, or stop: what comes again, and what becomes a dead letter."""
+"""Handlers that fail, are slow, or stop: which messages come again, and which become dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ def test_acknowledged_before_the_handler_runs() -> None:
         async with started(broker):
             await broker.publish("tea", "orders")
             await begun.wait()
-            await settled(broker, "orders")  # while it runs
+            await settled(broker, "orders")  # while the handler runs
             release.set()
 
     play(script)
@@ -246,7 +248,9 @@ def test_a_batch_is_acknowledged_as_a_whole() -> None:
 
 
 def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_goes_on() -> None:
-    """Bytes that are no JSON, JSON of another type, and headers that are no text."""
+    """The undecodable messages are bytes that are no JSON, JSON of another type, and headers that
+    are no text.
+    """
 
     async def script() -> None:
         broker, seen = make(partitions=1), Seen()
@@ -437,7 +441,7 @@ def test_the_end_waits_for_handlers_at_work() -> None:
 
 
 def test_what_does_not_end_in_time_goes_to_others_at_once() -> None:
-    """Long before its lease and the session would have run out."""
+    """Other members get the message long before its lease or the session would expire."""
 
     async def script() -> None:
         async with pymq.aio.open("memory:") as mq:
@@ -497,7 +501,7 @@ def test_a_handler_ends_the_application() -> None:
         async def send() -> None:
             await broker.publish(1, "orders")
 
-        await app.run()  # returns
+        await app.run()  # run() returns
         assert not broker.running
 
     play(script)
@@ -513,7 +517,7 @@ def test_a_subscriber_may_be_started_again() -> None:
             await seen.put(body)
 
         async with started(broker):
-            await broker.start()  # changes nothing
+            await broker.start()  # a second start changes nothing
             await broker.publish(1, "orders")
             assert await seen.next() == 1
             await subscriber.stop()

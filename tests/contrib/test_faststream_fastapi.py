@@ -27,7 +27,9 @@ def shop() -> str:
 
 
 def test_in_a_fastapi_application() -> None:
-    """Its start starts the broker, its handlers take FastAPI's dependencies, its end stops it."""
+    """The application starts and stops the broker, and its handlers can use FastAPI's
+    dependencies.
+    """
     broker, api = make(), FastAPI()
     seen: list[tuple[str, str]] = []
 

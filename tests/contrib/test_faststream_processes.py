@@ -1,4 +1,6 @@
-"""FastStream's own command on three brokers: handlers as processes, which stop, and which die."""
+"""FastStream's own command on three brokers: handlers run in processes that are stopped or
+killed.
+"""
 
 from __future__ import annotations
 
@@ -83,21 +85,21 @@ class Running:
             )
 
     def until(self, text: str) -> None:
-        """Wait until its log has a text."""
+        """Wait until the log of the process contains a text."""
         ends = time.monotonic() + SECONDS
         while text not in self.log.read_text():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < ends, self.log.read_text()
-            time.sleep(0.02)  # The file of another process has nothing to wait for.
+            time.sleep(0.02)  # The log is a file, and nothing signals that it has grown.
 
     def stop(self) -> None:
-        """Ask it to stop, and wait until it has."""
+        """Tell the process to stop, and wait until it has ended."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(SECONDS) == 0, self.log.read_text()
 
     def clear(self) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its children, too
+            os.killpg(self.process.pid, signal.SIGKILL)  # kill the children, too
             self.process.wait()
 
 
@@ -129,7 +131,7 @@ def run(folder: Path, url: str, *command: str) -> str:
 
 
 def spoken(output: str) -> list[str]:
-    """The lines of a program, without those of FastStream's log and its tracebacks."""
+    """The program's own output, without the lines of FastStream's log and tracebacks."""
     lines = re.sub(r"(?ms)^Traceback.*?^\w+Error: [^\n]*\n", "", output).splitlines()
     return [line for line in lines if not re.match(r"\d{4}-\d\d-\d\d ", line)]
 
@@ -153,7 +155,7 @@ def test_a_message_whose_worker_dies_goes_to_another(url: str, tmp_path: Path) -
 def test_a_worker_that_stops_ends_its_work_and_gives_the_rest_back(
     url: str, tmp_path: Path
 ) -> None:
-    """Its session and its leases would last ten minutes more."""
+    """Otherwise its session and its leases would last for another ten minutes."""
     (tmp_path / "app.py").write_text(SLOW)
     first = Running("app:app", tmp_path, url)
     with running(first), pymq.open(url) as mq:
@@ -178,14 +180,14 @@ EXAMPLE = str(ROOT / "examples/faststream_app.py")
 
 
 def test_the_example_in_a_folder(tmp_path: Path) -> None:
-    """Also a second time."""
+    """The example also works when it is run again."""
     for _ in range(2):
         assert spoken(run(tmp_path, "data", EXAMPLE)) == SHOP
 
 
 @pytest.mark.slow
 def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
-    """Its own handlers and those of the command share the messages."""
+    """The example's own handlers and those of the command share the messages."""
     app = Running("examples.faststream_app:app", tmp_path, url, "--workers", "2")
     with running(app):
         app.until("`Remind` waiting for messages")
@@ -194,7 +196,7 @@ def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
 
 
 def test_the_document_of_the_example(tmp_path: Path) -> None:
-    """No queue is opened for it."""
+    """The document can be made without opening a queue."""
     file = tmp_path / "asyncapi.json"
     options = "-m faststream docs gen examples.faststream_app:app --out asyncapi.json".split()
     run(tmp_path, "zmq+tcp://127.0.0.1:1", *options)
@@ -209,7 +211,9 @@ def test_the_document_of_the_example(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
-    """In a folder, twice; then on brokers, by the URL, beside a worker of the command."""
+    """Run the program twice in a folder, then on brokers, given by URL, beside a worker of the
+    command.
+    """
     (program,) = (text for text in blocks("from-celery.md", "python") if "faststream" in text)
     (told_by_page,) = blocks("from-celery.md", "text")
     (tmp_path / "app.py").write_text(program)
@@ -223,7 +227,7 @@ def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> N
 
 
 def test_the_test_of_the_page(tmp_path: Path) -> None:
-    """It is a file of its own, since FastStream reads its source."""
+    """The test is in a separate file, since FastStream reads its source."""
     (program,) = blocks("faststream.md", "py")
     (tmp_path / "test_bill.py").write_text(program)
     run(tmp_path, "", "-W", "error", "test_bill.py")
@@ -231,7 +235,7 @@ def test_the_test_of_the_page(tmp_path: Path) -> None:
 
 
 def test_messages_survive_a_broker(tmp_path: Path) -> None:
-    """A leader dies while messages are sent and handled, by a client that connects again."""
+    """A leader dies while messages are sent and handled; the client reconnects."""
 
     async def script(cluster: ProcessCluster) -> None:
         broker, seen = make(cluster.url), Seen()

@@ -45,7 +45,7 @@ def test_a_reply_has_type_headers_and_id() -> None:
 
 
 def test_nobody_answers() -> None:
-    """The error is there long before the timeout; nothing is created or kept."""
+    """The error comes long before the timeout, and no topic is created."""
 
     async def script() -> None:
         broker = make()
@@ -68,7 +68,7 @@ def test_nobody_answers() -> None:
 
 
 def test_only_the_group_of_the_service_answers() -> None:
-    """Another group, and a reader, see the request too."""
+    """Another group and a reader also get the request, but do not answer."""
 
     async def script() -> None:
         broker, seen = make(), Seen()
@@ -93,7 +93,7 @@ def test_only_the_group_of_the_service_answers() -> None:
 
 @pytest.mark.parametrize("policy", [AckPolicy.REJECT_ON_ERROR, AckPolicy.ACK, AckPolicy.ACK_FIRST])
 def test_a_failure_is_told_at_once(policy: AckPolicy) -> None:
-    """It is no dead letter: the requester has the reason."""
+    """A failed request does not become a dead letter, because the requester gets the reason."""
 
     async def script() -> None:
         broker = make()
@@ -230,7 +230,7 @@ def test_many_at_once_over_routers_and_middlewares() -> None:
 
 
 def test_programs_without_faststream_ask_and_answer() -> None:
-    """It is the protocol of ``Client.request`` and ``Client.reply``."""
+    """FastStream's requests use the protocol of ``Client.request`` and ``Client.reply``."""
 
     async def script() -> None:
         async with pymq.aio.open("memory:") as mq:
@@ -252,7 +252,9 @@ def test_programs_without_faststream_ask_and_answer() -> None:
 
 
 def test_without_a_reply() -> None:
-    """A handler without a result answers with an empty message; ``no_reply`` answers nothing."""
+    """A handler without a result answers with an empty message; with ``no_reply`` it sends no
+    answer.
+    """
 
     async def script() -> None:
         broker = make()

@@ -35,7 +35,8 @@ class Order(BaseModel):
 
 def test_handlers_are_called_before_publish_returns() -> None:
     async def script() -> None:
-        broker = PymqBroker("zmq+tcp://127.0.0.1:1")  # nobody is there, and nobody is needed
+        # no broker is at this address, and none is needed
+        broker = PymqBroker("zmq+tcp://127.0.0.1:1")
 
         @broker.subscriber("orders", group="billing")
         @broker.publisher("invoices", headers={"from": "billing"})

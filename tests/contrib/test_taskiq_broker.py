@@ -203,7 +203,7 @@ def test_an_expired_task_does_not_run() -> None:
 
 
 async def first_time(broker: PymqBroker) -> float:
-    """When the first task was sent."""
+    """The time at which the first task was sent."""
     async with broker.client.consumer(broker.topic, mode="reader") as reader:
         return (await reader.poll())[0].timestamp_ms / 1000
 

@@ -169,7 +169,7 @@ def test_the_leader_is_asked_until_it_seals() -> None:
     request = cluster.send(set_leader)
     cluster.pass_ms(10_000)
     assert 4 <= len(leader.all(Seal)) <= 8  # the pauses between the requests grow
-    # in a Raft block any broker may lead
+    # in a Raft block any replica may lead
     assert all(broker.all(Seal) for broker in cluster.brokers.values())
     assert request not in cluster.answers
     leader.seals = True

@@ -467,7 +467,7 @@ def test_a_broker_that_only_was_cut_off_goes_on() -> None:
 def test_heartbeats_cost_no_look_at_partitions() -> None:
     cluster = Cluster(brokers=1)
     cluster.topic(replicas=1, partitions=2_000)
-    # a check of this partition would find nothing, or fail
+    # a check of this partition would find no problem, or fail
     cluster.active.machine.image.topics.clear()
     cluster.pass_ms(3_000)
     shown = cluster.ask(DescribeCluster)
@@ -654,8 +654,8 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
 
 
 def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before() -> None:
-    """A broker gets the next updates after it has confirmed the previous ones, so that its
-    heartbeats need not wait.
+    """A broker gets the next updates only after it has confirmed the previous ones, so that its
+    heartbeats are not late.
     """
     count = 1_000
     cluster = Cluster(brokers=1)

@@ -420,9 +420,7 @@ def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before(
 
 
 def test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced() -> None:
-    """The refusal tells a replaced zkserver that it was replaced, so it does not read the tree for
-    that.
-    """
+    """The refusal tells a zkserver that it was replaced, so it need not read the tree."""
     cluster = Cluster(zks=2)
     old = next(zk for zk in cluster.zks.values() if zk.machine.is_active)
     other = next(zk for zk in cluster.zks.values() if zk is not old)

@@ -399,8 +399,8 @@ def test_a_dead_broker_is_not_taken_in() -> None:
 
 
 def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
-    """The leader must learn that its request was refused: until then it waits for the replicas that
-    the request names.
+    """The leader must learn of the refusal of its request: until then it waits for the replicas
+    that the request names.
     """
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()
@@ -578,7 +578,7 @@ def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
 
     In the end all partitions work.
 
-    A record that all in-sync replicas had is never cut off as long as one of them still has it.
+    A record that all in-sync replicas had is never truncated while one of them still has it.
     """
     rng = random.Random(seed)
     cluster = Cluster(brokers=4, zks=2, replace_ms=2_000, check_ms=5_000)

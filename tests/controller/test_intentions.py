@@ -1,4 +1,4 @@
-"""An accepted request is carried out once by the next zkserver, without another request."""
+"""The next zkserver carries out an accepted request once, without another request."""
 
 from __future__ import annotations
 

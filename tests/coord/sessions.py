@@ -38,7 +38,7 @@ class Session:
         self._tag = 0
 
     def poll(self) -> list[CoordEvent]:
-        """Take the events that have come."""
+        """Collect the events that have arrived."""
         events = list(self.backend.poll())
         self.seen += events
         return events

@@ -210,7 +210,7 @@ def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
 
 @pytest.mark.parametrize("acks", [AckMode.LEADER, AckMode.RAFT])
 def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
-    """A waiting replica neither votes nor follows nor seals, and its peers know that.
+    """A waiting replica does not vote, follow or seal, and its peers know that.
 
     The block can be read later, and the replica recovers.
     """
@@ -259,8 +259,8 @@ def test_what_was_under_way_when_it_failed(error: StoreError) -> None:
 
 
 def test_a_take_over_asks_until_it_can_be_read() -> None:
-    """The zkserver does not repeat a refused request, so the replica answers later instead of
-    refusing.
+    """The zkserver does not repeat a refused request, so the replica does not refuse, but answers
+    later.
     """
     bench = Bench(shared(AckMode.LEADER, leader="me"))
     partition, host = bench.partition, bench.host

@@ -1,4 +1,4 @@
-"""Shared by the fault tests: the collection of reports."""
+"""A fixture for all fault tests: it collects their reports."""
 
 from __future__ import annotations
 

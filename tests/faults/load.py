@@ -15,7 +15,7 @@ from pymq.errors import FencedMember, PymqError, StoreFull
 from tests.simulator.history import Delivered, Part, RecordedHistory, RecordedSend
 
 GROUP = "workers"
-EVERY_S = 0.02  # a record to each partition
+EVERY_S = 0.02  # time between two records to each partition
 DRAIN_S = 120.0  # time for the last records, on a machine with other load
 COMMIT_S = 60.0
 

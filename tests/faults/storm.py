@@ -110,7 +110,7 @@ class Storm:
     def cut(self) -> None:
         """Cut a broker off from another broker or from all others.
 
-        Or lose its messages to another broker.
+        Sometimes only the broker's messages to one other broker are lost.
         """
         assert self._wires is not None
         victim, other = self._dice.sample(self.cluster.brokers, 2)

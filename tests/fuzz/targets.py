@@ -99,7 +99,7 @@ class Streams:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
 
     def attempt(self, rng: Random) -> bool:
-        """Read a stream of which some bytes were changed, taken out or put in."""
+        """Read a stream in which some bytes were changed, removed or added."""
         data = rng.choice(self.streams)
         if rng.random() < 0.8:
             data = scramble(rng, data, self.streams)

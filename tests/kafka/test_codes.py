@@ -1,4 +1,4 @@
-"""Every error of pymq has a code of Kafka, so that a client knows whether to try again."""
+"""Every error of pymq has an error code of Kafka, so that a client knows whether to retry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pymq.errors import PymqError
 from pymq.kafka import codes
 from pymq.kafka.codes import Code, code_of, group_code, produce_code
 
-# Raised by pymq's own clients alone, or bugs: UNKNOWN_SERVER_ERROR.
+# Errors that only pymq's own clients raise, and bugs, have the code UNKNOWN_SERVER_ERROR.
 WITHOUT = set(
     """BUFFER_FULL CLOSED COMMIT_FAILED DELAY_LIMIT_REACHED DELIVERY_FAILED DELIVERY_TIMEOUT
     DISCONNECTED FENCED_MEMBER FORKED INTERNAL_ERROR NO_RESPONDERS NOT_REGISTERED NOT_SUBSCRIBED

@@ -18,6 +18,7 @@ from pymq.kafka.shared.controllers import (
 )
 from pymq.kafka.shared.conversation import LATE, Ask, GateContext, Pause
 from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.subscriptions import Subscriptions
 from pymq.kafka.shared.topic_cache import TopicCache
 from pymq.kafka.shared.watches import Watches
 
@@ -31,6 +32,7 @@ def context() -> GateContext:
         TopicCache(),
         watches,
         FetchSessions(str),
+        Subscriptions(),
         len,
         lambda: 0,
         str,

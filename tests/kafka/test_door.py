@@ -1,4 +1,6 @@
-"""The door: real sockets, one thread, and what it refuses."""
+"""The door, which owns the sockets of Kafka's clients: its one thread, and the data that it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def request(name: str, version: int, message: object) -> bytes:
 def test_a_client_is_not_read_while_many_of_its_requests_wait(
     mq: pymq.Client, endpoint: KafkaEndpoint
 ) -> None:
-    """What it sends beyond that stays in the sockets."""
+    """Further requests of the client stay in the sockets."""
     mq.create_topic("t")
     protocols = [m.JoinGroupRequestJoinGroupRequestProtocol("range", b"")]
     join = m.JoinGroupRequest("g", 60_000, 60_000, "", None, "consumer", protocols)
@@ -97,7 +99,7 @@ def test_a_client_is_not_read_while_many_of_its_requests_wait(
         first.sendall(request("FindCoordinator", 0, m.FindCoordinatorRequest("g")))
         answer(first)
         first.sendall(request("JoinGroup", 0, join))
-        answer(first)  # a member, which does not join again: all later ones wait for it
+        answer(first)  # the member does not join again, so all later members wait for it
         second.setblocking(False)
         data, sent = request("JoinGroup", 0, join) * 20_000, 0
         with suppress(BlockingIOError):
@@ -105,7 +107,7 @@ def test_a_client_is_not_read_while_many_of_its_requests_wait(
                 sent += second.send(data[sent : sent + (1 << 16)])
         second.settimeout(20)
         (gate,) = endpoint._gates
-        assert answer_of(endpoint)  # the door has looked at all sockets since
+        assert answer_of(endpoint)  # the door has checked all sockets since then
         waiting = max(len(each.slots) for each in gate.connections.values())
         assert (
             REQUESTS_MAX
@@ -133,7 +135,7 @@ def test_so_many_connections_are_let_in(
     with connect(endpoint) as third:
         assert third.recv(100) == b""
     clients[0].close()
-    while True:  # The door learns of it in its own time.
+    while True:  # The door notices the end only later.
         try:
             assert answer_of(endpoint)
             break

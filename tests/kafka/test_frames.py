@@ -1,4 +1,4 @@
-"""Frames: cut from any pieces, bounded, and malformed ones refused."""
+"""Frames are put together from any pieces; too large and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_headers_of_both_kinds() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        head(99, 0, b"x"),  # no such API
+        head(99, 0, b"x"),  # an unknown API
         head(3, 1, b"x")[:9],
         memoryview(struct.pack(">hhih", 3, 1, 7, 500)),  # a name that is cut short
         head(3, 9, b"x", b"\xff"),  # tags that are cut short

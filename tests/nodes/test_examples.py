@@ -73,11 +73,11 @@ def test_a_local_cluster(tmp_path: Path) -> None:
             assert len(zkservers) == 2
             url = f"zmq+tcp://{','.join(zkservers)}"
             if life == 0:
-                assert "sent 20000 flights" in run("produce.py", "--url", url, "--limit", "20000")
-                assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "a")
+                assert "sent 2000 flights" in run("produce.py", "--url", url, "--limit", "2000")
+                assert "read 2000 flights" in run("consume.py", "--url", url, "--group", "a")
             assert "read 0 flights" in run("consume.py", "--url", url, "--group", "a")
             if life == 1:
-                assert "read 20000 flights" in run("consume.py", "--url", url, "--group", "b")
+                assert "read 2000 flights" in run("consume.py", "--url", url, "--group", "b")
 
 
 def test_a_local_cluster_with_keys(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_the_policy_holds_for_certificates(stack: ExitStack, tmp_path: Path) -> 
 
 def test_the_url_of_the_other_transport_says_so(stack: ExitStack, tmp_path: Path) -> None:
     zeromq = stack.enter_context(pymq.ZkServer().start())
-    mq = stack.enter_context(pymq.open(zeromq.endpoint))  # tcp://, and without ZeroMQ in a URL
+    # a tcp:// endpoint, which without "zmq+" in a URL means plain TCP
+    mq = stack.enter_context(pymq.open(zeromq.endpoint))
     with pytest.raises(RequestTimeout, match=r"its URL begins with zmq\+tcp://"):
         mq.questions.ask(msg.DescribeCluster, timeout=1)
 
@@ -157,7 +158,7 @@ def test_a_node_with_options_that_do_not_go_together_does_not_start(
 
 
 def test_neither_zeromq_nor_keys_are_needed(tmp_path: Path) -> None:
-    """A cluster over TCP runs, and is used, where ZeroMQ is not installed."""
+    """A cluster over TCP and its clients work without ZeroMQ installed."""
     program = """
 import sys
 sys.modules["zmq"] = None

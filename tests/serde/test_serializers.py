@@ -126,7 +126,7 @@ def test_values_survive(name: str) -> None:
 def test_a_later_schema_reads_what_an_earlier_one_wrote(name: str) -> None:
     """A later schema reads the values of an earlier one and is compatible by the registry's rules.
 
-    A third schema is not.
+    The ``wrong`` schema is incompatible.
     """
     first, then, wrong, value = KINDS[name]
     old, new, bad = (serializer.codec(kind) for serializer, kind in (first, then, wrong))

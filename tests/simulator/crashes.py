@@ -101,7 +101,7 @@ def _one(scenarios: Mapping[str, Scenario], point: CrashPoint, out: TextIO) -> i
 def enumerate_all(
     module: str, names: Sequence[str], share: int = 1, shift: int = 0, *, jobs: int = 1
 ) -> Iterator[Row]:
-    """Crash scripts of *module* at their points, or at one in *share* of them."""
+    """Crash the scripts of *module* at all of their points, or at one of every *share* points."""
     if jobs < 2:
         for name in names:
             row, found = _plan(module, share, shift, name)
@@ -127,7 +127,7 @@ Where = tuple[CrashPoint, str]  # a crash point, and the effect there
 
 
 def _plan(module: str, share: int, shift: int, name: str) -> tuple[Row, list[Where]]:
-    """Where a script is to be crashed."""
+    """The points at which a script is to be crashed."""
     boundaries = survey(load(module, [name])[name])
     everything = points(boundaries)
     chosen = sample(boundaries, share, shift) if share > 1 else everything

@@ -3,8 +3,7 @@
 All namespaces are connected to one bridge of this machine, where the test itself has an address,
 too. To cut a link, the sender gets a wrong hardware address for the receiver: the kernel continues
 to send, no packet arrives, and no side is notified, as when a cable behind a switch is unplugged.
-It is also possible to cut a single direction. Needs root and iproute2; see
-:meth:`Namespaces.why_not`.
+A cut may affect a single direction only. Needs root and iproute2; see :meth:`Namespaces.why_not`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class NodeProcess(Child):
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the node's log says that it is ready.
 
-        Raises :class:`NodeFailed` if it ends, or takes too long.
+        Raises :class:`NodeFailed` if the node ends, or takes too long.
         """
         until = time.monotonic() + timeout_s
         while not any(line.get("event") == "ready" for line in self.lines()):
@@ -57,14 +57,14 @@ class NodeProcess(Child):
             time.sleep(0.02)  # the line is in a file, and nothing signals that the file has grown
 
     def lines(self) -> list[dict[str, Any]]:
-        """The structured lines of its output."""
+        """The structured lines of the node's output."""
         whole = [line for line in self.log().splitlines(keepends=True) if line.endswith("\n")]
         return [json.loads(line) for line in whole if line.startswith("{")]
 
     def stop(self, timeout_s: float = STOP_S) -> None:
         """End the node in an orderly way, by SIGTERM.
 
-        Raises :class:`NodeFailed` if that fails or takes longer.
+        Raises :class:`NodeFailed` if the node fails or takes longer.
         """
         self.signal(signal.SIGTERM)
         assert self.process is not None
@@ -121,8 +121,8 @@ class ProcessCluster(Transient):
     Args:
         folder: for data and logs.
         scripts: where ``zkserver.py`` and ``broker.py`` are.
-        zookeepers: how many servers its ZooKeeper has; 0 for a file, which one zkserver can use.
-        namespaces: with them each node has a network of its own, which can be cut.
+        zookeepers: the number of ZooKeeper servers; 0 for a file, which one zkserver can use.
+        namespaces: with them each node has a separate network, whose links can be cut.
         disk_bytes: brokers that get a :class:`Disk` of that size, by name.
         arguments: more of the command line of each node.
         kafka: whether the brokers listen for Kafka's clients, on this machine.
@@ -231,7 +231,7 @@ class ProcessCluster(Transient):
     ) -> None:
         """Wait until *predicate* becomes true, checking it often.
 
-        Raises :class:`NodeFailed` if not.
+        Raises :class:`NodeFailed` at the time limit.
         """
         until = time.monotonic() + timeout_s
         while not predicate():

@@ -6,8 +6,7 @@ All machines use the same format::
     verb argument argument
     and another line for the same output
     ----
-    exactly what comes of it,
-    to the next blank line
+    exactly the output of both, to the next blank line
 
     verb
     ----
@@ -52,7 +51,7 @@ def parse_script(text: str, name: str = "script") -> list[ScriptStep]:
     """Split a script into its steps.
 
     Raises:
-        ScriptError: a step has no commands or no rule.
+        ScriptError: a step has no commands, or no line ``----``.
     """
     steps: list[ScriptStep] = []
     step = ScriptStep(0, [], [], [])
@@ -108,7 +107,7 @@ def check_script(path: Path, run: Run, *, rewrite: bool = False) -> None:
     """Run the script at *path*; with *rewrite*, put the actual output into the file.
 
     Raises:
-        ScriptError: something else came than the file says.
+        ScriptError: the output differs from the file.
     """
     steps = parse_script(path.read_text(encoding="utf-8"), path.name)
     for step in steps:

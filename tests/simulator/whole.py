@@ -22,11 +22,12 @@ def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
 
     A zkserver is active and knows all brokers. Each partition takes a record (:data:`PROBE`) and
     returns it. The replicas of each open block become equal, and the copies of each sealed block
-    complete. ``pymq verify`` finds no damage on any disk, nor on what a power failure now would
-    leave of it.
+    complete. ``pymq verify`` finds no damage on any disk, as it is and as a power failure now would
+    leave it.
 
     Raises:
-        Violation, NotReached, PymqError: it is not so, within *seconds* of virtual time for each.
+        Violation, NotReached, PymqError: a condition does not hold within *seconds* of virtual
+            time.
     """
     cluster.calm()
     cluster.run_until(cluster.is_ready, seconds)

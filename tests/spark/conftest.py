@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
-TRIES, TOO_SLOW = 4, "failed to connect back"  # ten seconds, which cannot be changed
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # halves the time to start
+TRIES, TOO_SLOW = 4, "failed to connect back"  # Spark waits ten seconds, which cannot be changed
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # this halves the start time
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -1,6 +1,6 @@
-"""The programs of test_faults.py for a Spark with executors of its own; they print JSON.
+"""The programs of test_faults.py for a Spark with separate executors; each program prints JSON.
 
-Its driver can receive no more than 64 KiB of results, and send no more than 1 MiB.
+Spark's driver can receive no more than 64 KiB of results, and send no more than 1 MiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pymq.spark
 from tests.spark.conftest import SETTINGS
 
 WAIT_S = 120.0
-KILL_S = 15.0  # between two executors that die under queries
+KILL_S = 15.0  # time between the deaths of two executors during queries
 MORE = {
     "spark.driver.maxResultSize": "64k",
     "spark.rpc.message.maxSize": "1",  # MiB
@@ -31,7 +31,7 @@ MORE = {
     "spark.speculation.minTaskRuntime": "2s",
     "spark.speculation.quantile": "0.5",
     "spark.deploy.maxExecutorRetries": "-1",
-    "spark.task.maxFailures": "20",  # a dead executor is a failure of its task
+    "spark.task.maxFailures": "20",  # a dead executor counts as a failure of its task
 }
 
 
@@ -84,7 +84,7 @@ def kill_an_executor(app: str, turn: int) -> int:
             with open(f"/proc/{each}/cmdline", encoding="utf-8", errors="replace") as file:
                 line = file.read()
         except OSError:
-            continue  # It has ended.
+            continue  # The process has ended.
         if "CoarseGrainedExecutorBackend" in line and app in line:
             found.append(int(each))
     if not found:
@@ -94,7 +94,7 @@ def kill_an_executor(app: str, turn: int) -> int:
 
 
 def writes(spark: SparkSession, url: str, _: str) -> dict[str, Any]:
-    """Copy a topic, then write with a task that hangs, then with an executor that dies."""
+    """Copy a topic, then write with a task that hangs, and last with an executor that dies."""
     source = spark.read.format("pymq").options(url=url, subscribe="big").load()
     found: dict[str, Any] = {"read": source.agg({"value": "count"}).collect()[0][0]}
     found["from"] = spark.sparkContext.range(4, numSlices=4).map(where_pymq_is).collect()
@@ -117,7 +117,7 @@ def write(frame: DataFrame, url: str, topic: str) -> None:
 
 
 def where_pymq_is(_: int) -> str:
-    """Return the file of the package that a task has imported."""
+    """Return the file from which a task has imported pymq."""
     import pymq
 
     return str(pymq.__file__)
@@ -131,21 +131,21 @@ def is_first() -> bool:
 
 
 def hang_once(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield everything, and then hang until another attempt has succeeded."""
+    """Yield all rows, and then hang until another attempt has succeeded."""
     yield from batches
     until = time.monotonic() + WAIT_S
     while is_first() and time.monotonic() < until:
-        time.sleep(0.1)  # Spark ends this process.
+        time.sleep(0.1)  # Spark ends this process during the loop.
 
 
 def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield everything, and then kill the executor."""
+    """Yield all rows, and then kill the executor."""
     yield from batches
     if is_first():
         with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
             executor = int(file.read().rpartition(")")[2].split()[1])  # the parent of the daemon
         os.kill(executor, signal.SIGKILL)
-        time.sleep(WAIT_S)  # A task without an executor ends.
+        time.sleep(WAIT_S)  # Spark ends a task whose executor is dead.
 
 
 if __name__ == "__main__":

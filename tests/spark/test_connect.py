@@ -1,4 +1,4 @@
-"""Spark Connect: the session is at the other end of a connection."""
+"""Spark Connect: the session runs in a server, to which the program connects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 def test_foreach_batch_writes_totals_under_connect(
     java: None, tmp_path: Path, checkpoint: str
 ) -> None:
-    """The name of the sink identifies its batches, as there is no id of the query."""
+    """The sink's name identifies its batches, because Spark Connect gives no id of the query."""
     script = Path(__file__).with_name("in_connect.py")
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
         for topic in ("in", "totals"):

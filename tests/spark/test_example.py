@@ -40,7 +40,7 @@ def test_spark_counts_as_we_do(folder: str, load: Callable[..., DataFrame]) -> N
 
 
 class AtOnce(random.Random):
-    """Random numbers that make every wait zero."""
+    """A source of random numbers that makes every wait zero."""
 
     def uniform(self, a: float, b: float) -> float:
         return a

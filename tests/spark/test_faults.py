@@ -85,7 +85,7 @@ def in_cluster(what: str, url: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Path) -> None:
-    """Spark's driver may use any idle Python process for a commit. Before this was handled, four
+    """Spark's driver may use any idle Python process for a commit. In an earlier version four
     queries fenced each other within 12 s.
     """
     count, batches = 5_000, 100
@@ -105,10 +105,10 @@ def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
-    """Data bypasses the driver; a slow task and a dead executor do no harm.
+    """Data does not go through the driver; a slow task and a dead executor do no harm.
 
     The driver could receive no more than 64 KiB of results, and send no more than 1 MiB. Executors
-    load pymq from the file that they get.
+    load pymq from the file that Spark sends to them.
     """
     size, count = 400, 20_000
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
@@ -138,7 +138,7 @@ def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoi
         fill(mq, "in", count)
 
         def kill() -> None:
-            """Kill a broker, restart it, kill the next, until the query has ended."""
+            """Kill and restart one broker after the other, until the query has ended."""
             turn = 0
             while not is_over.wait(2.0):
                 node = cluster.nodes[f"broker-{turn % 3}"]

@@ -1,4 +1,4 @@
-"""docs/spark.md and the options: each option of Kafka's connector has a row, each of ours too."""
+"""docs/spark.md has a row for each option of Kafka's connector, and for each option of pymq's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.conftest import ROOT
 
 TEXT = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 JUDGEMENTS = ("same", "differs how", "not, because")
-# Of "Structured Streaming + Kafka Integration Guide": the source's and the sink's.
+# The options of source and sink in the "Structured Streaming + Kafka Integration Guide".
 SOURCE = """
     assign subscribe subscribePattern kafka.bootstrap.servers startingTimestamp startingOffsets
     startingOffsetsByTimestamp endingTimestamp endingOffsets endingOffsetsByTimestamp
@@ -36,7 +36,7 @@ VALUES = {
 
 
 def rows(heading: str) -> dict[str, str]:
-    """Return the judgement of each option in the table that begins with *heading*."""
+    """Return the verdict on each option in the table that begins with *heading*."""
     table = TEXT[TEXT.index(f"| {heading} |") :].split("\n\n")[0]
     found = {}
     for line in table.splitlines()[2:]:
@@ -50,7 +50,9 @@ def rows(heading: str) -> dict[str, str]:
     ("heading", "names"), [("option of the source", SOURCE), ("option of the sink", SINK)]
 )
 def test_each_option_of_kafkas_connector_has_a_row(heading: str, names: list[str]) -> None:
-    """What the table calls the same is accepted, and what is not there is refused with a hint."""
+    """An option that the table calls "the same" is accepted; one that pymq lacks is refused with a
+    hint.
+    """
     found = rows(heading)
     assert set(names) <= set(found)
     for name in names:

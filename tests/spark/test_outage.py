@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
-AWAY_S = 40.0  # longer than any single request waits
+AWAY_S = 40.0  # longer than the wait of any single request
 
 
 def test_queries_go_on_without_zkservers(
     spark: SparkSession, tmp_path: Path, checkpoint: str
 ) -> None:
-    """One zkserver dies, and then the other: a query that only reads goes on at once, and one that
-    writes waits until a zkserver is back.
+    """Both zkservers die: a query that only reads continues at once, and a query that writes waits
+    until a zkserver is back.
     """
     assert AWAY_S > 2 * REQUEST_S
     rows: list[int] = []
@@ -44,7 +44,7 @@ def test_queries_go_on_without_zkservers(
     with (
         ProcessCluster(tmp_path, scripts, brokers=1, zkservers=2, zookeepers=1) as cluster,
         pymq.open(cluster.url) as mq,
-        mq.producer() as producer,  # a new one would ask a zkserver for the topic
+        mq.producer() as producer,  # a new producer would ask a zkserver for the topic
     ):
 
         def send(start: int) -> None:

@@ -61,10 +61,10 @@ def shouted():
 
 
 def test_a_pipeline_reads_and_writes(java: None, tmp_path: Path) -> None:
-    """A streaming table, a materialized view and a sink have all records, once.
+    """A streaming table, a materialized view and a sink have each record once.
 
-    Spark 4.3.0 then ends with an error of its own, for any Python source: its client does not
-    expect what Python workers report beside their result.
+    At the end Spark 4.3.0 fails for any Python source, because its client does not expect the
+    additional reports of Python workers.
     """
     folder = tmp_path / "pipeline"
     (folder / "transformations").mkdir(parents=True)

@@ -62,7 +62,7 @@ def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_has_one_client_of_a_cluster_and_its_fork_another() -> None:
-    """Tasks follow each other in a process, and none of them connects again."""
+    """Later tasks in the same process use the connection of the first one."""
     found = process.client(OPTIONS.url)
     try:
         assert process.client(OPTIONS.url) is found
@@ -113,7 +113,7 @@ def test_tasks_run_in_processes_of_that_daemon(spark: SparkSession) -> None:
         from pymq.spark.process import connections, is_daemons
 
         for _ in batches:
-            assert work.job is None  # It was pickled with the function.
+            assert work.job is None  # The job was pickled with the function.
             with connections() as found:
                 sent = {s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in found}
             yield pa.RecordBatch.from_pydict({"there": [is_daemons()], "prompt": [sent == {1}]})
@@ -137,12 +137,12 @@ def test_a_folder_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None
     log.look()
     first = log._tree()
     log.look()
-    assert log._tree() is first  # Nothing has changed for a long time.
+    assert log._tree() is first  # The folder has not changed for a long time.
     with pymq.open(str(folder)) as mq:
         mq.create_topic("new")
         log.look()
         assert log.topics() == ["new", "old"]
-        # A recent change may be followed by another change with the same times.
+        # After a recent change the folder may change again without a change of its times.
         assert not is_settled(metadata_state(path), time.time_ns())
         mq.delete_topic("old")
         log.look()

@@ -1,4 +1,4 @@
-"""Options, positions, ranges and columns: everything that can be tested without Spark."""
+"""Options, positions, ranges and columns, as far as they can be tested without Spark."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_is_wrong_with_a_sinks_option(options: dict[str, str], name: str) -
 
 
 def test_options_as_spark_hands_them_over() -> None:
-    """Spark passes them in lower case, all as text."""
+    """Spark passes options in lower case and as text."""
     found = source_options(
         {**URL, "assign": '{"t": [0, "b"]}', "startingoffsets": '{"t": {"0": 5, "b": -2}}'},
         is_stream=True,
@@ -241,7 +241,9 @@ EQUAL = st.binary(min_size=3, max_size=3)
 
 @st.composite
 def batches(draw: st.DrawFn) -> EncodedBatch:
-    """Return any batch that can be in a log, also compacted, compressed and of a Kafka client."""
+    """Return any batch that can be in a log, also a compacted or compressed one, or one of a Kafka
+    client.
+    """
     count = draw(st.integers(1, 12))
 
     def column(items: st.SearchStrategy[Any]) -> Any:
@@ -272,7 +274,7 @@ def batches(draw: st.DrawFn) -> EncodedBatch:
 def test_arrow_columns_are_those_of_the_records(
     found: list[EncodedBatch], start: int, end: int
 ) -> None:
-    """The simplest conversion, a row a record, gives the same."""
+    """The conversion equals the simplest one, row by row."""
     names = list(columns.FIELDS)
     schema = columns.arrow_schema(columns.schema(has_headers=True))
     gathered, expected = columns.ArrowColumns(names, schema), []
@@ -329,7 +331,7 @@ def test_rows_go_where_the_plain_client_puts_them() -> None:
     for _, partition, value, key, _ in found:
         assert key == keys[int(value)]
         assert partition == ("b" if key is None else "abc"[key_partition(key, 3)])
-    # Within a partition the order stays.
+    # Within a partition the order does not change.
     for name in "abc":
         numbers = [int(value) for _, partition, value, _, _ in found if partition == name]
         assert numbers == sorted(numbers)
@@ -353,7 +355,9 @@ def test_rows_may_name_topic_partition_and_time() -> None:
 
 
 def test_a_time_that_the_topic_does_not_take_is_refused_by_the_task() -> None:
-    """A task refuses a time that the topic refuses: a decided batch must be accepted later."""
+    """A task refuses a time that the topic would refuse, because the topic must accept every
+    decided batch.
+    """
     rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
     hour = 3_600_000
     for millis, is_refused in ((hour + 7, False), (hour + 8, True)):
@@ -379,7 +383,9 @@ def test_a_header_without_a_key_is_refused() -> None:
 
 
 def test_headers_count_for_the_largest_record() -> None:
-    """The task refuses such a record; once staged and decided, no broker would accept its copy."""
+    """The task refuses a record with too large headers: brokers would not accept its copy after the
+    decision.
+    """
     rows = Rows({"t": topic("t", "0", limit=100)}.__getitem__, lambda: 7, "t")
     headers = pa.array([None, [{"key": "h", "value": bytes(100)}]], columns.TYPES["headers"])
     with pytest.raises(RecordTooLarge, match="102 bytes"):
@@ -387,7 +393,7 @@ def test_headers_count_for_the_largest_record() -> None:
 
 
 def test_what_a_record_takes_beside_its_bytes_counts_as_at_a_broker() -> None:
-    """The size of a record includes a byte or two for the length of each header."""
+    """The size of a record includes one or two bytes for the length of each header."""
     rows = Rows({"t": topic("t", "0", limit=1000)}.__getitem__, lambda: 7, "t")
     headers = pa.array([[{"key": "h", "value": b""}] * 900], columns.TYPES["headers"])
     list(rows.add(pa.record_batch({"value": ["a"], "headers": headers})))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_spark_joins_as_we_do(
     spark: SparkSession, folder: str, tmp_path: Path, load: Callable[..., DataFrame]
 ) -> None:
-    """The query's join, without its streams, and Spark reads a table view."""
+    """The query's join, without its streams, equals a plain join; and Spark reads a table view."""
     from examples.weather_query import enriched
 
     flights = read_flights(data_folder())[:1000]

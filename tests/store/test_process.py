@@ -119,7 +119,7 @@ store = FileStore(sys.argv[1])
 reading, writing = os.pipe()
 if not (child := os.fork()):
     os.close(writing)
-    os.read(reading, 1)  # until nobody writes any more
+    os.read(reading, 1)  # blocks until all writers have closed the pipe
     if len(sys.argv) > 2:
         store.close()
     print("child", flush=True)
@@ -154,7 +154,8 @@ HALF_FORKED = """
 import os, sys
 reading, writing = os.pipe()
 os.register_at_fork(after_in_child=lambda: os.close(writing) or os.read(reading, 1))
-from pymq.store.file.file_store import FileStore  # and only now what it does in a forked child
+# imported only now, so that its fork handlers run after the one above
+from pymq.store.file.file_store import FileStore
 store = FileStore(sys.argv[1])
 if not os.fork():
     os._exit(0)
@@ -182,7 +183,7 @@ if not os.fork():
     sys.stdin.readline()
     os._exit(0)
 os.close(writing)
-os.read(reading, 1)  # until the child has let go of what is not its own
+os.read(reading, 1)  # blocks until the child has closed the inherited descriptors
 print("open", flush=True)
 signal.pause()
 """

@@ -1,8 +1,8 @@
 """Changes a PostgreSQL table, and captures the changes in processes that die one after the other.
 
-``python -m tests.table.capturing DSN QUEUE SEED STEP...``: before each process some transactions
-are committed; it is killed by SIGKILL at a step, before or after a call that the example makes, of
-Python or of C. The last process ends by itself.
+``python -m tests.table.capturing DSN QUEUE SEED STEP...``: before each process the script commits
+some transactions; SIGKILL ends the process at a step, before or after a call of Python or C that
+the example makes. The last process ends by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def change(dsn: str, rng: random.Random, transactions: int) -> None:
                     "id": rng.randrange(8),
                     "name": f"größe '{number}'",
                     "price": number / 7,
-                    # larger than what PostgreSQL keeps in the row itself
+                    # larger than the values that PostgreSQL stores inside the row
                     "note": "".join(rng.choices("abcdefghij", k=rng.choice([0, 5000]))),
                 }
                 with database.transaction() as inner:
@@ -51,7 +51,7 @@ def change(dsn: str, rng: random.Random, transactions: int) -> None:
 
 
 def capture(dsn: str, queue: str, table: str, step: int | None) -> bool:
-    """Capture changes in a process of its own; *step*: where it dies. Returns whether it did."""
+    """Capture changes in a separate process that dies at *step*; return whether it died."""
     child = os.fork()
     if not child:
         status = 1
@@ -59,7 +59,7 @@ def capture(dsn: str, queue: str, table: str, step: int | None) -> bool:
             steps = 0
 
             def count(frame: FrameType, event: str, arg: object) -> None:
-                """Die before or after a call, of Python or of C, that the example makes."""
+                """Die before or after a call of Python or C that the example makes."""
                 nonlocal steps
                 if frame.f_code.co_filename == postgres_cdc.__file__:
                     if steps == step:

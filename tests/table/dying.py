@@ -1,8 +1,8 @@
 """Keeps a table in processes that die one after the other: ``python -m tests.table.dying``.
 
-A process is forked for each death. It sends some records, opens the view, and is killed by SIGKILL
-at one step of a commit (a call of Python or C in the modules of the format), or some microseconds
-after the commit has begun. The next one first compares the table with the log as it finds them.
+Each forked process sends some records, opens the view, and is killed by SIGKILL at one step of a
+commit (a call of Python or C in the modules of the format), or some microseconds after the start of
+the commit. The next process first compares the table with the log.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Trap:
 
     def _watched(self, do: Callable[..., Any], *args: Any) -> Any:
         if self._after_us is not None:
-            # The default of this signal ends the process at once, in any thread's C code too.
+            # By default this signal ends the process at once, even while a thread runs C code.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._after_us / 1e6)
             self._after_us = None
@@ -68,7 +68,7 @@ class Trap:
             sys.setprofile(None)
 
     def _count(self, frame: FrameType, event: str, arg: object) -> None:
-        """Die at the wanted step: before or after a call, in the modules of the format."""
+        """Die at the wanted step: before or after a call in the modules of the format."""
         if not any(part in frame.f_code.co_filename for part in MODULES):
             return
         if self.steps == self._step:
@@ -83,14 +83,16 @@ def view(location: str, format: Any, mq: pymq.Client) -> TableView:
         format,
         url=mq,
         schema="n long",
-        commit_bytes=2000,  # several commits a process
+        commit_bytes=2000,  # several commits for each process
         file_bytes=1 << 20,
         compact_files=2,
     )
 
 
 def compare(location: str, format: str, mq: pymq.Client, *, is_crashed: bool) -> int:
-    """Check that the table has a beginning of each partition, each record once; returns rows."""
+    """Check that the table has the first records of each partition, each once; return the number of
+    rows.
+    """
     if not exists(location, format):
         return 0
     is_merging = is_crashed and format == "parquet"
@@ -107,7 +109,7 @@ def compare(location: str, format: str, mq: pymq.Client, *, is_crashed: bool) ->
 
 
 def live(queue: str, location: str, format: str, step: int | None, after_us: int | None) -> int:
-    """Send records and keep the table; returns the steps that the commits took."""
+    """Send records and keep the table; return the number of steps of the commits."""
     with pymq.open(queue) as mq:
         compare(location, format, mq, is_crashed=True)
         with mq.producer() as producer:
@@ -121,7 +123,7 @@ def live(queue: str, location: str, format: str, step: int | None, after_us: int
 
 
 def lives(queue: str, location: str, format: str, step: int | None, after_us: int | None) -> bool:
-    """Do so in a process of its own; returns whether it was killed."""
+    """Do the same in a separate process; return whether it was killed."""
     child = os.fork()
     if not child:
         status = 1
@@ -155,7 +157,8 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     killed = number = survived = 0
-    # With a fixed stride every step is met, from the first one on, until no process has so many.
+    # With a fixed stride the processes die at later and later steps, until a process has fewer
+    # steps.
     while killed < args.kills and survived < 3:
         if args.random_us is None:
             was_killed = lives(args.queue, args.location, args.format, number * args.stride, None)
@@ -164,7 +167,7 @@ def main() -> None:
             after = rng.randrange(1, args.random_us)
             was_killed = lives(args.queue, args.location, args.format, None, after)
         killed, number = killed + was_killed, number + 1
-        if args.heals:  # Else files that are not merged pile up, and a merge takes ever longer.
+        if args.heals:  # Otherwise unmerged files pile up, and each merge takes longer.
             assert not lives(args.queue, args.location, args.format, None, None)
         assert number < 20 * args.kills, "they do not die"
     assert not lives(args.queue, args.location, args.format, None, None)

@@ -35,9 +35,9 @@ def find() -> Path:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Run a server on a free port; yields how to connect to it."""
+    """Run a server on a free port; yield its connection string."""
     programs = find()
-    # It refuses to run as root, and another user cannot enter pytest's folders.
+    # PostgreSQL refuses to run as root, and another user cannot enter pytest's folders.
     owner = None
     if os.geteuid() == 0:
         owner = next((u.pw_name for u in pwd.getpwall() if u.pw_name == "postgres"), "nobody")
@@ -46,7 +46,7 @@ def server() -> Iterator[str]:
         shutil.chown(folder, owner)
 
     def run(program: str, *arguments: str) -> None:
-        # Its output goes to a file: a server that is started would keep a pipe open.
+        # The output goes to a file, because the started server would keep a pipe open.
         log = folder / f"{program}.out"
         with log.open("wb") as out:
             done = subprocess.run(

@@ -55,13 +55,13 @@ def exists(location: str, format: str) -> bool:
     try:
         return bool(base.execute("select count(*) from iceberg_tables").fetchone()[0])
     except sqlite3.OperationalError:
-        return False  # The process was killed before it made the catalog's tables.
+        return False  # The process was killed before it created the catalog's tables.
     finally:
         base.close()
 
 
 def left_by_a_crash(location: str) -> pa.Table:
-    """Return the rows of a Parquet table after a crash, without those of replaced files."""
+    """Return the rows of a Parquet table after a crash, without the rows of replaced files."""
     found = [NAME.fullmatch(path.name) for path in Path(location).glob("*.parquet")]
     files = [CommitFile(int(match[1]), int(match[2])) for match in found if match]
     kept, _ = superseded(files)

@@ -1,4 +1,4 @@
-"""Values become typed columns; the fast way and the plain way agree."""
+"""Values become typed columns; Arrow's fast reader and plain Python give the same columns."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ BROKEN = st.sampled_from(
 
 
 def load_as_python(value: Value) -> Any:
-    """Decode as :func:`load_json`; of another function the decoder does not know a faster way."""
+    """Decode as :func:`load_json` does; the decoder has no fast way for this other function."""
     return load_json(value)
 
 
@@ -114,7 +114,7 @@ VALUES = st.lists(
 @settings(max_examples=150)
 @given(VALUES)
 def test_both_ways_agree(values: list[bytes | None]) -> None:
-    """Arrow's reader is used where it accepts a batch; then Python finds the same."""
+    """If Arrow's reader accepts a batch, Python decodes the batch to the same values."""
     decoder = Decoder(plain_columns(KINDS), load_json)
     plain = Decoder(plain_columns(KINDS), load_as_python)
     assert plain._is_fast is False
@@ -150,7 +150,9 @@ def test_a_bad_value_spoils_no_other() -> None:
 
 
 def test_columns_of_json_schemas() -> None:
-    """The table of pymq/table/values/columns.py; recursion and unions become text."""
+    """Columns are those of the table in pymq/table/values/columns.py; recursion and unions become
+    text.
+    """
     schema = Json().codec(Everything).schema.text
     found = schema_of(json_columns(schema))
     assert {field.name: str(field.type) for field in found} == {

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def die(tmp_path: Path, format: str, *arguments: str) -> int:
-    """Keep a table in processes that are killed; returns how many were."""
+    """Keep a table in processes that are killed; return the number of killed ones."""
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}.get(format, "pyarrow"))
     queue = str(tmp_path / "queue")
     with pymq.open(queue) as mq:
@@ -37,7 +37,9 @@ def die(tmp_path: Path, format: str, *arguments: str) -> int:
     ("format", "kills", "stride"), [("parquet", 8, 15), ("delta", 4, 60), ("iceberg", 2, 9000)]
 )
 def test_killed_within_commits(tmp_path: Path, format: str, kills: int, stride: int) -> None:
-    """Before and after calls of each commit; every process first finds the table as it was left."""
+    """Processes die before or after calls of each commit; each new process first checks the
+    table.
+    """
     killed = die(tmp_path, format, "--kills", str(kills), "--stride", str(stride))
     assert killed == kills
 
@@ -46,7 +48,9 @@ def test_killed_within_commits(tmp_path: Path, format: str, kills: int, stride: 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("format", "stride"), [("parquet", 1), ("delta", 5), ("iceberg", 397)])
 def test_killed_at_each_step(tmp_path: Path, format: str, stride: int) -> None:
-    """From the first step of a commit to the last, until a process survives."""
+    """Processes die at each step of a commit, from the first to the last, until a process
+    survives.
+    """
     killed = die(tmp_path, format, "--kills", "1000", "--stride", str(stride), "--heals")
     assert killed >= 40
 
@@ -56,14 +60,14 @@ def test_killed_at_each_step(tmp_path: Path, format: str, stride: int) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_at_random_times(tmp_path: Path, format: str, seed: int) -> None:
-    """In any thread and in C, too."""
+    """Processes die at random times, in any thread and also in C code."""
     more = ("--kills", "20", "--random-us", "60000", "--seed", str(seed))
     assert die(tmp_path, format, *more) == 20
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_two_processes_do_not_keep_one_table(tmp_path: Path, format: Any) -> None:
-    """The one that was overtaken is refused, and nothing is twice in the table."""
+    """The overtaken process is refused, and no record is twice in the table."""
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}.get(format, "pyarrow"))
     location = str(tmp_path / "table")
     with pymq.open("memory:") as mq, mq.producer() as producer:
@@ -91,7 +95,7 @@ def test_two_processes_do_not_keep_one_table(tmp_path: Path, format: Any) -> Non
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
 def test_two_processes_begin_one_table(tmp_path: Path, format: Any) -> None:
-    """Both have opened it before the first commit."""
+    """Both processes have opened the table before the first commit."""
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[format])
     location = str(tmp_path / "table")
     with pymq.open("memory:") as mq, mq.producer() as producer:
@@ -100,14 +104,14 @@ def test_two_processes_begin_one_table(tmp_path: Path, format: Any) -> None:
             table_view("numbers", location, format, url=mq) as one,
             table_view("numbers", location, format, url=mq) as other,
         ):
-            one.sync()  # There is nothing yet.
+            one.sync()  # The topic has no records yet.
             other.sync()
             producer.send("numbers", b"1").result()
             one.sync()
             with pytest.raises(StoreLocked):
                 other.sync()
             producer.send("numbers", b"2").result()
-            other.sync()  # It has begun again, where the table ends.
+            other.sync()  # This process has started again, at the table's end.
         assert rows(read(location, format), "offset", "value") == [(0, b"1"), (1, b"2")]
 
 
@@ -115,7 +119,7 @@ def test_two_processes_begin_one_table(tmp_path: Path, format: Any) -> None:
 def test_a_writer_that_is_overtaken_within_its_commit_is_refused(
     tmp_path: Path, format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one commits between the check of the positions and the commit itself."""
+    """Another process commits between this writer's check of the positions and its commit."""
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[format])
     location = str(tmp_path / "table")
     with pymq.open("memory:") as mq, mq.producer() as producer:

@@ -1,4 +1,4 @@
-"""Changes of a PostgreSQL table go to a topic and to a table, though the process is killed."""
+"""Changes of a PostgreSQL table reach a topic and a table, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = (
     "CREATE TABLE items (shop text, id int, name text, price float8, note text, sold bool, "
     "PRIMARY KEY (shop, id))"
 )
-# what a trigger of the test notes, in the order in which rows change
+# a trigger of the test records each change here, in the order of the changes
 NOTES = """
 CREATE TABLE notes (number serial, shop text, id int, item json);
 CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -80,7 +80,7 @@ def compare(dsn: str, queue: str, location: str) -> int:
 
 @pytest.fixture
 def items(dsn: str) -> Iterator[str]:
-    """Return a database with the table, and forget the slot of the test at last."""
+    """Return a database with the table; at the end remove the replication slot."""
     with psycopg.connect(dsn, autocommit=True) as database:
         database.execute(TABLE)
         database.execute(NOTES)
@@ -91,7 +91,7 @@ def items(dsn: str) -> Iterator[str]:
 
 
 def kill_at(items: str, tmp_path: Path, steps: range) -> None:
-    """Change the table and capture the changes, in processes of which each dies at a step."""
+    """Change the table, and capture the changes in processes that each die at a step."""
     queue, location = str(tmp_path / "queue"), str(tmp_path / "table")
     pymq.open(queue).close()
     command = [sys.executable, "-m", "tests.table.capturing", items, queue]
@@ -105,7 +105,7 @@ def kill_at(items: str, tmp_path: Path, steps: range) -> None:
 
     assert run("5", *map(str, steps)) >= len(steps) * 2 // 3
     assert compare(items, queue, location) > 4 * len(steps)
-    run("6")  # What was captured does not come again.
+    run("6")  # Changes that were captured do not come again.
     compare(items, queue, location)
 
 

@@ -1,4 +1,4 @@
-"""What a table of a topic holds."""
+"""The content of a topic's table."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def format(request: pytest.FixtureRequest) -> Any:
 
 
 def test_bytes_keys_headers_and_tombstones(tmp_path: Path, format: Any) -> None:
-    """Of a topic without a schema the table has the bytes; a tombstone has no value."""
+    """The table of a topic without a schema has the bytes; a tombstone has no value."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("orders", partitions=["a", "b"])
         producer.send("orders", b"tea", partition="a", timestamp_ms=1_700_000_000_001).result()
@@ -111,7 +111,7 @@ def test_bytes_keys_headers_and_tombstones(tmp_path: Path, format: Any) -> None:
 
 
 def test_typed_columns_follow_the_registry(tmp_path: Path, format: Any) -> None:
-    """A later schema adds columns; rows of before have null there, and no record is left out."""
+    """A later schema adds columns, in which earlier rows have null; no record is left out."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("orders")
         with mq.topic("orders", Order, compatibility="backward") as orders:
@@ -133,7 +133,7 @@ def test_typed_columns_follow_the_registry(tmp_path: Path, format: Any) -> None:
 
 
 def merged(location: Path) -> pa.Table:
-    """Read files of several schemas, as Spark's ``mergeSchema`` does."""
+    """Read files with several schemas, as Spark's ``mergeSchema`` does."""
     return pa.concat_tables(
         [pq.read_table(path) for path in sorted(location.glob("*.parquet"))],
         promote_options="default",
@@ -149,14 +149,14 @@ def test_a_column_never_changes_its_type(tmp_path: Path, format: Any) -> None:
         with mq.topic("orders", OrderWithTextCount, compatibility="none") as orders:
             orders.send(OrderWithTextCount("tea", "2"))
         with table_view("orders", str(tmp_path / "t"), format, url=mq) as view:
-            for _ in range(2):  # The second run begins at the end of the table, too.
+            for _ in range(2):  # The second run begins where the table ends.
                 with pytest.raises(SchemaIncompatible, match="column 'count' was int64"):
                     view.sync()
         assert len(read(str(tmp_path / "t"), format)) == 1
 
 
 def test_values_of_avro(tmp_path: Path, format: Any) -> None:
-    """Each value is read with the schema that it was written with, also what a later one lacks."""
+    """Each value is read with its own schema, also fields that a later schema lacks."""
     pytest.importorskip("fastavro")
     text, count = {"name": "item", "type": "string"}, {"name": "count", "type": "int"}
     old, long_count = {"name": "old", "type": "int", "default": 7}, {**count, "type": "long"}
@@ -184,7 +184,7 @@ def test_values_of_avro(tmp_path: Path, format: Any) -> None:
 
 
 def test_small_files_are_merged(tmp_path: Path, format: Any) -> None:
-    """Also those of different schemas; the rows stay the same."""
+    """Small files are merged, also those with different schemas, and the rows stay the same."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("orders", partitions=2)
         with table_view(
@@ -208,7 +208,7 @@ def test_small_files_are_merged(tmp_path: Path, format: Any) -> None:
 def test_a_later_schema_adds_fields_inside_of_objects_and_lists(
     tmp_path: Path, format: Any
 ) -> None:
-    """And what only an earlier one has stays."""
+    """Fields that only an earlier schema has stay."""
     with pymq.open("memory:") as mq:
         mq.create_topic("orders")
         with table_view("orders", str(tmp_path / "t"), format, url=mq, schema="raw") as raw:
@@ -244,7 +244,7 @@ def test_partitions_that_are_added_are_read(tmp_path: Path) -> None:
 
 
 def test_records_that_retention_has_removed(tmp_path: Path) -> None:
-    """The view says so, or goes on behind them."""
+    """The view raises an error, or continues behind the removed records."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("orders", block_bytes=4096, retention_bytes=8192)
         producer.send("orders", b"first").result()
@@ -313,7 +313,7 @@ def test_options_are_checked(more: dict[str, Any], why: str) -> None:
 
 
 def test_the_command_ends_at_a_signal(tmp_path: Path) -> None:
-    """It says what each commit has added, and what it has done in all."""
+    """The command prints the rows that each commit has added, and the total."""
     with pymq.open(tmp_path / "queue") as mq, mq.producer() as producer:
         mq.create_topic("orders")
         producer.send_many("orders", [b"1", b"2", b"3"]).result()
@@ -342,7 +342,7 @@ def test_the_command_ends_at_a_signal(tmp_path: Path) -> None:
 
 
 def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
-    """Rows are committed when they are old enough, and those that are left at the stop."""
+    """The view commits rows that are old enough, and the remaining rows when it stops."""
     committed = threading.Event()
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("orders")

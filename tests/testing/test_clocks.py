@@ -51,7 +51,7 @@ class Work:
         return leads, self.mq.describe_group(GROUP).generation
 
     def close(self) -> None:
-        """All that was sent is answered, and nothing was worked on twice."""
+        """Check that all records were answered, and that none was processed twice."""
         self.producer.flush(10)
         assert self.redelivered == 0
 

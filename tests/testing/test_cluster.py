@@ -36,7 +36,7 @@ def read(mq: pymq.Client, topic: str = "t") -> list[bytes]:
 
 
 def test_the_real_client_runs_in_virtual_time() -> None:
-    """Produce, read and consume in a group; hours cost nothing."""
+    """Produce, read and consume in a group: hours of virtual time take no real time."""
     with raft(1) as (cluster, mq):
         assert put(mq, b"a", b"b") == [0, 1]
         assert read(mq) == [b"a", b"b"]
@@ -127,7 +127,7 @@ def test_what_is_cut_gets_nothing() -> None:
 
 
 def test_one_way_is_one_way() -> None:
-    """The record arrives, but its answer does not; nevertheless it is written once."""
+    """The record arrives, but its answer does not; nevertheless the record is written once."""
     with raft(5) as (cluster, mq):
         put(mq, b"a")
         cut = cluster.cut("broker-0", "client-0", one_way=True)
@@ -253,7 +253,7 @@ def test_a_callback_cannot_wait() -> None:
 
 
 def test_faults_come_by_themselves_until_calm() -> None:
-    """Acknowledged records are there, whatever happens; and the same seed gives the same run."""
+    """Acknowledged records are there under any faults, and the same seed gives the same run."""
     digests = []
     for _ in range(2):
         with Cluster(brokers=1, seed=13, faults=Faults(("boundary", "slow_disk"))) as cluster:

@@ -90,7 +90,7 @@ def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None
 
 
 def test_damage_in_the_open_block_is_found_by_a_reader_and_another_broker_leads() -> None:
-    """The leader fails for good, and its readers go on at the next one."""
+    """The leader fails permanently, and its readers continue at the next leader."""
     with Cluster(brokers=3, seed=3, handles=2) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")

@@ -33,8 +33,8 @@ def end(c: Cluster, name: str) -> int:
 
 
 def test_what_is_asked_while_a_session_ends_is_not_done_in_the_next_one() -> None:
-    """The controller epoch is still the same, but the node of the zkserver that submitted the
-    commit is gone.
+    """The controller epoch is the same, but the ephemeral node of the zkserver that submitted the
+    commit no longer exists.
     """
     with Cluster(brokers=1, zkservers=1, seed=1, coordinator_us=20_000) as c:
         mq = c.client()
@@ -82,8 +82,8 @@ def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers:
 
 @pytest.mark.parametrize("boundary", range(12))
 def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: int) -> None:
-    """Otherwise the replica could lead the same term twice: only the old leader has the batches
-    that it sent the first time.
+    """Otherwise the replica could lead the same term twice, with different batches: only the old
+    leader has the batches of the first time.
 
     The old leader fails, and the third replica has received no message before that.
     """

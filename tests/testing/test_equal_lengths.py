@@ -28,9 +28,9 @@ def ends(c: Cluster) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_copy_of_a_leader_that_was_replaced_is_no_copy(seed: int) -> None:
-    """Half of the voters is lost with their disks.
+    """Half of the voters lose their disks.
 
-    Of the two others one has all records, and one does not.
+    One of the two others has all records, the other one does not.
 
     A leader that is cut off has appended records that no other replica has. Meanwhile the next
     leader's log has the same length, with a later epoch at its end, and that log was committed.

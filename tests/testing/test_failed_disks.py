@@ -86,7 +86,7 @@ def test_a_failed_replica_is_shown_and_leaves_the_in_sync_set(acks: Acks) -> Non
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("is_leader", [True, False])
 def test_a_failed_replica_is_replaced(acks: Acks, *, is_leader: bool) -> None:
-    """A broker without a replica gets the new one, not the same broker again."""
+    """A broker without a replica gets the new replica, not the broker whose disk failed."""
     with Cluster(brokers=4, zkservers=1, seed=2, replace_ms=5_000) as cluster:
         mq, leader = led(cluster, acks)
         failed = next(b for b in described(mq).replicas if (b == leader) is is_leader)

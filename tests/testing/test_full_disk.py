@@ -35,10 +35,9 @@ def test_a_partition_goes_on_after_its_leaders_disk_was_full(acks: Acks, replica
 
 @pytest.mark.parametrize("has_led", [False, True])
 def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool) -> None:
-    """The leader dies, and of the other replicas the zkserver reaches only the one with the full
-    disk.
+    """The leader dies, and the zkserver reaches only one other replica, whose disk is full.
 
-    The third broker had the acknowledged records, too, for seconds.
+    The third broker had the acknowledged records, too, for some seconds.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()

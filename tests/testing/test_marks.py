@@ -334,7 +334,7 @@ def plans() -> Iterator[Plan]:
 
 
 def told(known: dict[str, str], rest: list[str]) -> str:
-    """Report how many marks simulations and scripts have passed, and what is known of the other
+    """Report how many marks simulations and scripts have passed, and the reasons of the other
     marks.
     """
     lines = [

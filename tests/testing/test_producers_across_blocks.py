@@ -1,7 +1,7 @@
 """A partition's producer table survives changes of blocks, replicas, leaders and disks.
 
-The test's producer sends raw batches, each one twice: a block that knows too few batches would
-write it again, and a block with outdated entries would refuse it.
+The test's producer sends each raw batch twice: a block that knows too few batches would write the
+batch again, and a block with outdated entries would refuse it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def begin(cluster: Cluster, acks: Acks) -> tuple[Client, Sender]:
 
 
 def blocks(mq: Client) -> int:
-    """How many blocks there are."""
+    """The number of blocks."""
     return len(mq.describe_topic("t").partitions[0].blocks)
 
 

@@ -17,7 +17,7 @@ def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -
     with Cluster(brokers=3, seed=seed) as cluster:
         cluster.crash("broker-1")
         cluster.crash("broker-2")
-        cluster.run(seconds=15)  # the dead brokers are given up
+        cluster.run(seconds=15)  # the cluster gives up the dead brokers
         mq = cluster.client()
         mq.create_topic("t")
         values = [b"%d" % number for number in range(40)]

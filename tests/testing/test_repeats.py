@@ -8,8 +8,8 @@ from pymq.testing import Cluster
 
 
 def test_it_is_answered_once_a_majority_has_it() -> None:
-    """One of two disks was replaced: a record that is on only one of them is copied before the
-    broker answers.
+    """One of two disks was replaced: a record that is on only one disk is copied before the broker
+    answers.
     """
     with Cluster(brokers=2, seed=3) as cluster:
         mq = cluster.client()

@@ -22,7 +22,7 @@ RECORDS = 24
 
 
 def fill(mq: Client, topic: str, records: int = RECORDS) -> list[bytes]:
-    """Records of a kilobyte, of which four make a block."""
+    """Send records of a kilobyte; four of them fill a block."""
     values = [b"%s %d " % (topic.encode(), number) + b"x" * 1_000 for number in range(records)]
     with mq.producer(linger_ms=0) as producer:
         for value in values:
@@ -95,20 +95,20 @@ def test_no_data_moves_unless_somebody_asks() -> None:
     """No data moves while all brokers are up, or while a broker is away for less than
     `replica_lost_ms`.
     """
-    with Cluster(brokers=4, seed=3, replica_lost_ms=60_000) as cluster:
+    with Cluster(brokers=4, seed=3, replica_lost_ms=15_000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4, replicas=3, acks="leader", block_bytes=4096)
         moves = begun(cluster)
         fill(mq, "t")
-        cluster.run(600)
+        cluster.run(40)
         for name in cluster.brokers:
             cluster.crash(name)
-            cluster.run(40)
+            cluster.run(10)
             cluster.restart(name)
-            cluster.run(20)
+            cluster.run(5)
         mq.reassign("t", "0", replicas=["broker-1", "broker-2", "broker-3"])
         mq.set_partition_state("t", "1", "raft", replicas=1)
-        cluster.run(60)
+        cluster.run(20)
         assert moves == []
 
 

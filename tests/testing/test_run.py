@@ -24,7 +24,7 @@ from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
 # number of seeds in a test, so that workers share them, and number of such tests
-CHUNK, CHUNKS = 10, 8
+CHUNK, CHUNKS = 8, 5
 SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
@@ -124,7 +124,7 @@ def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
     """However different the clocks are, no broker's heartbeats are so slow that it is declared
     dead.
 
-    In an earlier version a broker was registered and declared dead in turn.
+    In an earlier version such a broker was registered and declared dead again and again.
     """
     plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
     plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]
@@ -167,7 +167,7 @@ def run(hash_seed: int) -> list[list[str]]:
 
     A run with a single broker has no order of brokers to vary.
     """
-    command = "-m pymq.testing --seeds 0:10 --profile all --seconds 3".split()
+    command = "-m pymq.testing --seeds 0:10 --profile all --seconds 1".split()
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},

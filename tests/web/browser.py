@@ -1,6 +1,6 @@
 """A real Chromium without a window, controlled over a pipe by its protocol (CDP).
 
-This needs no driver and no port: messages are JSON, each followed by a zero byte.
+This control needs no driver and no port: messages are JSON, each followed by a zero byte.
 """
 
 from __future__ import annotations

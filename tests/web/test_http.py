@@ -218,7 +218,8 @@ def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> Non
             try:
                 assert ask(server, "/health").status == 200
                 break
-            except (ConnectionError, OSError):  # until the server notices that a client has left
+            # the server has not noticed yet that a client has left
+            except (ConnectionError, OSError):
                 assert time.monotonic() < until
         server.close()
         server.close()

@@ -14,7 +14,9 @@ HOLD_S = 3 * 3600  # longer than any delay; Celery would deliver such a task aga
 
 
 def make_app(url: str, **settings: Any) -> Any:
-    """Celery without results, events and remote control; it acknowledges tasks that are done."""
+    """Return a Celery app without results, events and remote control, which acknowledges tasks that
+    are done.
+    """
     from celery import Celery
 
     app = Celery("bench", broker=url)
@@ -60,7 +62,8 @@ def work(url: str, board: Board, index: int, plan: Plan) -> None:
     workers = range(plan.workers) if plan.variant == "prefork" else range(index, index + 1)
 
     def gate(**_: Any) -> None:
-        # The worker has taken no task yet, and the processes of the pool have started.
+        # At this point the worker has taken no task yet, and the processes of the pool have
+        # started.
         board.pass_gate(*workers)
 
     signals.worker_ready.connect(gate, weak=False)

@@ -14,7 +14,7 @@ from benchmarks.queues.sides.plan import Plan
 from benchmarks.queues.sides.senders import Coroutines, Sender
 
 STREAM, SUBJECT, GROUP = "tasks", "tasks.run", "workers"
-PATIENCE_S = 60.0  # with an answer, on a busy machine
+PATIENCE_S = 60.0  # enough for an answer on a busy computer
 
 
 async def _connect(url: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the workers of one measurement do."""
+"""The plan for the workers of one measurement."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ class Plan:
 
     workers: int  # each runs one task at a time
     work_s: float  # the length of a task
-    prefetch: int  # tasks that a worker takes at a time, for queues that do not choose it
-    variant: str = ""  # Celery's pool; for pymq "commit" or "commit each", if it waits for syncs
+    prefetch: int  # tasks that a worker takes at a time, for queues with this setting
+    # Celery's pool; for pymq "commit" or "commit each" if the worker waits for syncs
+    variant: str = ""

@@ -45,7 +45,7 @@ def sending(mq: pymq.Client) -> Iterator[Sender]:
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:
-    """Run a worker of a process of its own."""
+    """Run a worker in a separate process."""
     import pymq
 
     with pymq.open(url) as mq:
@@ -57,7 +57,8 @@ def _work(
 ) -> None:
     """Poll, run and acknowledge."""
     with mq.consumer(TOPIC, group=GROUP) as consumer:
-        records = consumer.poll(timeout=JOIN_S)  # now it is a member
+        # after this poll, the consumer is a member of the group
+        records = consumer.poll(timeout=JOIN_S)
         board.pass_gate(index)
         while not is_over():
             size = 1 if plan.variant == "commit each" else max(1, len(records))
@@ -73,7 +74,7 @@ def _work(
 
 @contextmanager
 def embedded(folder: Path, plan: Plan, tasks: int) -> Iterator[tuple[Sender, Crew]]:
-    """Send and work in this process, on a folder; each worker is a thread."""
+    """Send and work in this process, with a folder; each worker is a thread."""
     import pymq
 
     board = Board.make(folder / "board", plan.workers, tasks)

@@ -41,7 +41,7 @@ def sender(url: str) -> Iterator[Sender]:
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:
-    """Run a worker that runs tasks in its own process; RQ's usual one forks for each task."""
+    """Run a worker that runs tasks in its own process; RQ's usual worker forks for each task."""
     from redis import Redis
     from rq import Queue, SimpleWorker
 

@@ -17,10 +17,12 @@ class Sender(Protocol):
     """A client that is connected; a task is its number."""
 
     def burst(self, tasks: Sequence[int]) -> None:
-        """Send *tasks* as fast as possible; returns when the server has all of them."""
+        """Send *tasks* as fast as possible; return when the server has all of them."""
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
-        """Send a task each *pause_s* seconds, and note when; returns when the server has all."""
+        """Send a task each *pause_s* seconds, and note the time; return when the server has all
+        tasks.
+        """
 
 
 class Calls:
@@ -46,7 +48,7 @@ class Calls:
         self._flush()
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
-        """See :class:`Sender`. A task that is late is sent at once."""
+        """See :class:`Sender`. If a task is late, send it at once."""
         due = time.monotonic()
         for task in tasks:
             due += pause_s
@@ -77,7 +79,7 @@ class Coroutines:
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
-        """See :class:`Sender`. A task that is late is sent at once."""
+        """See :class:`Sender`. If a task is late, send it at once."""
         self._loop.run(self._paced(board, tasks, pause_s))
 
     async def _paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:

@@ -12,7 +12,7 @@ from benchmarks.queues.board import Board
 from benchmarks.queues.sides.plan import Plan
 from benchmarks.queues.sides.senders import Coroutines, Sender
 
-NO_OP_TASKS = 100  # no-ops that a worker runs at a time, which is taskiq's default
+NO_OP_TASKS = 100  # no-ops that a worker runs at a time; taskiq's default
 
 
 def _make_broker(url: str, prefetch: int) -> Any:
@@ -32,7 +32,7 @@ def sender(url: str) -> Iterator[Sender]:
 
     @broker.task("run")  # type: ignore[untyped-decorator]  # a broker of either kind
     async def run(number: int) -> None:
-        """The workers have the body."""
+        """A placeholder: the workers have the real task."""
 
     with closing(HandLoop()) as loop:
         loop.run(broker.startup())

@@ -72,7 +72,7 @@ class Latency:
     seconds: tuple[float, ...]
 
     def at(self, share: float) -> float:
-        """Return the latency that this share of the samples does not exceed."""
+        """Return the latency that this share of the samples does not exceed (a percentile)."""
         last = len(self.seconds) - 1
         return self.seconds[min(last, int(share * len(self.seconds)))]
 
@@ -108,7 +108,7 @@ def _topic(mq: pymq.Client, args: argparse.Namespace) -> Iterator[str]:
 
 
 class Bench:
-    """Runs the measurements one after the other; each ends early once *is_over*."""
+    """Runs the measurements one after the other; each ends early once *is_over* returns True."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Bench:
             self._mq.producer() as producer,
             self._show.progress("produce", self._count, "record", is_told=False) as step,
         ):
-            # This request makes the leaders known.
+            # This request tells the client the leaders.
             producer.send_many(self._topic, values[:1]).wait(ANSWER_S)
             began = time.perf_counter()
             while self._sent < self._count and not self._is_over():

@@ -25,7 +25,7 @@ from pymq.nodes.local_cluster import run as run_cluster
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
 MAX_BROKERS = 50  # in a trial cluster on one machine
-STILL_S = 5.0  # seconds without progress before the reason is printed
+STILL_S = 5.0  # after so many seconds without progress, print the reason
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,7 @@ _TEXTS = ("broker", "state", "rack", "endpoint")
 
 
 def state(broker: BrokerDescription) -> str:
-    """Return a broker's state as one word."""
+    """Return a broker's state in one word."""
     if not broker.alive:
         return "dead"
     return "draining" if broker.is_draining else "alive"
@@ -198,7 +198,7 @@ class _Enough(Exception):  # not an error: it ends a wait
 
 
 def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> BrokerDescription:
-    """Wait until a broker is empty, or until an interrupt; print why it is not empty yet."""
+    """Wait until a broker holds no blocks, or until an interrupt; print why it still holds some."""
     last: list[BrokerDescription] = []
     total, changed_at, is_told = 0, time.monotonic(), False
     (first,) = [found for found in mq.cluster().brokers if found.name == broker]

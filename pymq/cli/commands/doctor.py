@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Run all checks and print each result at once; returns 1 if one fails."""
+    """Run all checks and print each result at once; return 1 if one fails."""
     found = []
     for check in _checks(args):
         found.append(check)
@@ -142,7 +142,9 @@ def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
 
 
 def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) -> Iterator[Finding]:
-    """Check that each reachable zkserver answers, then the cluster's health at the active one."""
+    """Check that each reachable zkserver answers; then check the cluster's health through the
+    active one.
+    """
     from pymq.nodes.remote import connect as connected
     from pymq.nodes.remote import open_transport
 
@@ -181,7 +183,9 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
 def _who(
     mq: pymq.Client, endpoint: str, transport: ZmqTransport | TcpTransport
 ) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
-    """Return a zkserver's description of itself; do not wait long for one that refuses the key."""
+    """Return a zkserver's description of itself; do not wait long for a zkserver that refuses the
+    key.
+    """
     patience, until = FIRST_S, time.monotonic() + ANSWER_S
     while True:
         try:

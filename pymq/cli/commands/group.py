@@ -132,7 +132,7 @@ def _not_begun(mq: pymq.Client, group: pymq.GroupDescription) -> list[tuple[str,
 
 
 def waits_for(member: pymq.MemberDescription) -> str:
-    """Return what a member waits for, in a word or two."""
+    """Return the reason why a member waits, in a word or two."""
     if member.asks is None:
         return "nothing now"
     paused = [name for name in member.partitions if name not in member.asks]
@@ -188,7 +188,8 @@ def _reset(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         parts = {part.name: part for part in mq.describe_topic(args.topic).partitions}
         for name in args.partition or ():
-            mq.questions.partition_name(args.topic, name)  # raises with the names that exist
+            # raises an error that lists the existing names
+            mq.questions.partition_name(args.topic, name)
         wanted = {name: part for name, part in parts.items() if name in (args.partition or parts)}
         before = _committed(mq, args.group, args.topic, is_changed=args.execute)
         plan = offsets_of(mq, args.topic, place, wanted)
@@ -211,7 +212,7 @@ def _committed(mq: pymq.Client, group: str, topic: str, *, is_changed: bool) -> 
     """Return a group's committed offsets in a topic; none if the group does not exist.
 
     Raises:
-        InvalidRequest: the group is to be reset, and has members.
+        InvalidRequest: the command resets the group, and the group has members.
     """
     try:
         found = mq.describe_group(group)

@@ -56,5 +56,5 @@ def run(args: argparse.Namespace, show: Show) -> int:
                 with interrupt.breakable():
                     threading.Event().wait()
             except KeyboardInterrupt:
-                pass  # the requested end
+                pass  # Ctrl-C ends the command
     return OK

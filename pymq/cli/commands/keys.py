@@ -68,7 +68,7 @@ def _make(args: argparse.Namespace, show: Show) -> int:
     if endpoints and len(args.names) > 1:
         raise ConfigError("an endpoint belongs to one node: give --at with one name")
     for name in args.names:
-        check_name(name, "principal")  # check all names before any key is created
+        check_name(name, "principal")  # check all names before creating any key
         if (args.folder / f"{name}{files.PUBLIC}").exists():
             raise ConfigError(f"{args.folder} has a key of {name!r} already; revoke that first")
     made = []
@@ -116,7 +116,7 @@ def _revoke(args: argparse.Namespace, show: Show) -> int:
 
 
 def _token(args: argparse.Namespace, show: Show) -> int:
-    """Create tokens, each in a file that only its owner can read; replaces existing ones."""
+    """Create tokens, each in a file that only its owner can read; replace existing tokens."""
     if not args.folder.is_dir():
         raise ConfigError(f"{args.folder} is not a folder; 'pymq keys make' creates one")
     for name in args.names:

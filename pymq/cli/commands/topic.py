@@ -179,7 +179,7 @@ def _describe(args: argparse.Namespace, show: Show) -> int:
 
 
 def tell(topic: TopicDescription, show: Show, dead: Collection[str] = ()) -> None:
-    """Print a topic except for its blocks, and its problems; *dead* brokers serve no reads."""
+    """Print a topic and its problems, without its blocks; *dead* brokers serve no reads."""
     show.say(f"{topic.name}: {plural(len(topic.partitions), 'partition')}, {states(topic, dead)}")
     defaults = TopicConfig()
     for name, found in topic.config.to_dict().items():
@@ -223,7 +223,7 @@ def _partition_row(part: PartitionDescription) -> tuple[str, ...]:
         part.leader or "nobody",
         str(part.epoch),
         ", ".join(part.replicas),
-        # Usually all replicas are in sync, so print only the missing ones.
+        # Usually all replicas are in sync, so print only those that are not.
         "all" if set(part.in_sync) == set(part.replicas) else ", ".join(part.in_sync) or "none",
         f"{part.start_offset:,}",
         f"{part.high_watermark:,}",

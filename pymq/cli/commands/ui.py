@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _in_browser(url: str) -> Iterator[None]:
-    """Open *url* in a browser through a file that only this user can read.
+    """Open *url* in a browser, by way of a file that only this user can read.
 
     All users of a machine can read a process's arguments, and *url* contains the token.
     """
@@ -71,5 +71,5 @@ def run(args: argparse.Namespace, show: Show) -> int:
                 with interrupt.breakable():
                     threading.Event().wait()
             except KeyboardInterrupt:
-                pass  # the requested end
+                pass  # Ctrl-C ends the command
     return OK

@@ -36,12 +36,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Check a folder; returns 1 if anything is damaged."""
+    """Check a folder; return 1 if anything is damaged."""
     folder = args.dir
     if not os.path.isdir(folder):
         raise StoreError(f"there is no folder {folder}; name the one that pymq.open() was given")
     metadata = os.path.join(folder, METADATA)
-    # The folder of a cluster's broker has no metadata, because that is in the coordinator backend.
+    # The folder of a cluster's broker has no metadata, because the coordinator backend keeps the
+    # metadata.
     is_whole = os.path.exists(metadata)
     if args.remove_unknown and not is_whole:
         raise StoreError(
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 def _verify(folder: str, metadata: str | None, show: Show) -> Report:
-    """Check a folder, with the time left on a terminal."""
+    """Check a folder; on a terminal, show the remaining time."""
     done, known = 0, None
     if metadata is not None:
         known = partial(_known, metadata)
@@ -95,7 +96,7 @@ def _known(metadata: str) -> frozenset[BlockId]:
 
 
 def _remove(folder: str, metadata: str, unknown: Sequence[Unknown]) -> list[Unknown]:
-    """Remove unknown blocks durably, except those in the present metadata.
+    """Remove unknown blocks durably, except blocks that the present metadata name.
 
     Returns the removed files.
     """

@@ -27,7 +27,7 @@ def ok(name: str, found: str) -> Finding:
 
 
 def warn(name: str, found: str, next_step: str) -> Finding:
-    """Return a warning: the thing works, but needs attention."""
+    """Return a warning: the checked thing works, but needs attention."""
     return Finding(name, "warn", found, next_step)
 
 

@@ -1,4 +1,4 @@
-"""Checks why a client cannot connect: name, port, greeting and keys of each endpoint."""
+"""Checks why a client cannot connect: checks name, port, greeting and keys of each endpoint."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pymq.nodes.embedded import METADATA
 CONNECT_S = 3.0
 ANSWER_S = 5.0
 FREE_MIN = 1 << 30  # warn if a disk has less free bytes than this, ...
-FREE_SHARE = 0.05  # ... or less than this share of the disk's size, if that is the smaller value
+FREE_SHARE = 0.05  # ... or less than this share of the disk's size; the smaller limit applies
 
 # A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37). A
-# peer sends all 64 bytes once it has our version. This check never sends its mechanism, because a
-# peer stops answering after a mechanism that it does not accept.
+# peer sends all 64 bytes once it has our version. This check never sends a mechanism, because a
+# peer stops answering after a mechanism that the peer does not accept.
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03"
 _GREETING_BYTES = 64
 
 
 def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Finding]:
-    """Check that a compatible node answers at an endpoint; ends with the first failure."""
+    """Check that a compatible node answers at an endpoint; stop at the first failure."""
     name = f"{what} {endpoint}"
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
@@ -63,7 +63,9 @@ def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Fin
 
 
 def _connect(addresses: list[tuple[int, object]]) -> tuple[socket.socket | None, tuple[str, str]]:
-    """Connect to the first address that accepts; otherwise return the problem and the next step."""
+    """Connect to the first address that accepts; if none does, return the problem and the next
+    step.
+    """
     why = ("no endpoint to connect to", "give an endpoint")
     for family, address in addresses:
         connection = socket.socket(family, socket.SOCK_STREAM)

@@ -110,7 +110,7 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Finding]:
 
 
 def dead_brokers(mq: pymq.Client) -> frozenset[str]:
-    """Return the dead brokers; none if the principal may not describe the cluster."""
+    """Return the dead brokers; an empty set if the principal may not describe the cluster."""
     try:
         return frozenset(broker.name for broker in mq.cluster().brokers if not broker.alive)
     except AuthorizationFailed:
@@ -207,7 +207,7 @@ def _instead(mq: pymq.Client, error: PymqError) -> str:
 
 
 def group_checks(mq: pymq.Client, topic: str | None, only: str | None) -> Iterator[Finding]:
-    """Check why a group gets no records, if it gets none."""
+    """Check whether a group gets records, and if not, why."""
     names = mq.groups() if only is None else [only]
     for name in names:
         try:
@@ -297,7 +297,7 @@ def delayed(
             "consumer's log",
         )
     first = next((x for x in leases if x.state == "leased"), None)
-    # Records that were leased when the group was described may be acknowledged by now.
+    # Records that were leased in the group's description may be acknowledged by now.
     if held and not fresh and not waiting and first is not None:
         return warn(
             what,

@@ -46,7 +46,7 @@ def fates(
 
 
 def _topics(group: pymq.GroupDescription) -> set[str]:
-    """Return the topics that the group consumes, also those without committed offsets."""
+    """Return the topics that the group consumes, including topics without committed offsets."""
     return {member.topic for member in group.consumers} | {topic for topic, _ in group.committed}
 
 

@@ -17,10 +17,10 @@
 It needs the extra ``faststream``.
 
 A subscriber is a member of a group, or a reader. FastStream decodes and validates messages, calls
-the handlers, and documents them in AsyncAPI; pymq delivers, redelivers, delays and keeps messages.
+the handlers, and documents them in AsyncAPI; pymq delivers, redelivers, delays and stores messages.
 """
 
-# No "from __future__ import annotations" here: it would hide the module of that name.
+# No "from __future__ import annotations" here: that would hide the module of this name.
 from pymq.errors import MissingExtra
 
 try:

@@ -1,4 +1,4 @@
-"""What a handler may ask for, beside the message's value."""
+"""Annotations for a handler's parameters, besides the message's value."""
 
 from __future__ import annotations
 

@@ -48,16 +48,16 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
     """A FastStream broker on pymq.
 
     Args:
-        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Or a client
-            of :func:`pymq.aio.open`, which stays open. Brokers with the same URL in the same event
-            loop share one client. Only one process can open a folder.
-        partitions, replicas, retention_ms: of topics that subscribers and publishers use and that
-            do not exist: they are created in ack mode ``raft``, with as many *replicas* as there
-            are brokers, three at most, if it is None. *retention_ms* is how long messages stay in
-            the log, handled or not, in milliseconds.
+        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Instead of a
+            URL, a client of :func:`pymq.aio.open`, which stays open. Brokers with the same URL in
+            the same event loop share one client. Only one process can open a folder.
+        partitions, replicas, retention_ms: for missing topics of subscribers and publishers, which
+            the broker creates in ack mode ``raft``. *replicas* None means as many as there are
+            brokers, three at most. *retention_ms* is how long messages stay in the log, handled or
+            not, in milliseconds.
         curve_dir, principal: as for :func:`pymq.open`.
-        graceful_timeout: how many seconds :meth:`stop` waits for handlers at work.
-        ack_policy: for subscribers that have none; ``REJECT_ON_ERROR`` if it is not given.
+        graceful_timeout: how many seconds :meth:`stop` waits for running handlers.
+        ack_policy: for subscribers without one; ``REJECT_ON_ERROR`` by default.
         dependencies, middlewares, routers, parser, decoder, codec, id_generator: as for
             FastStream's other brokers.
         specification_url, protocol_version, description, tags: of the server in AsyncAPI.
@@ -164,9 +164,9 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop the subscribers and disconnect; handlers at work end first.
+        """Stop the subscribers and disconnect; running handlers end first.
 
-        Messages that are not acknowledged then go to other members of their groups.
+        Messages that are then still unacknowledged go to other members of their groups.
         """
         try:
             await super().stop(exc_type, exc_val, exc_tb)
@@ -205,21 +205,22 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
         """Send a message, wait until it is durable, and return where it is in the log.
 
         Args:
-            message: bytes, text, or anything that FastStream writes as JSON, as pydantic's models.
-            topic: where it goes; it is created if it does not exist.
+            message: bytes, text, or anything that FastStream writes as JSON, such as pydantic's
+                models.
+            topic: the topic to send to; it is created if it does not exist.
             headers: text, bytes or numbers, by name.
-            correlation_id: messages that belong together have the same id; by default a new id.
+            correlation_id: the same for messages that belong together; by default a new id.
             reply_to: the topic that the result of its handler goes to.
             options: ``key`` (messages of one key keep their order), ``partition``,
-                ``timestamp_ms``, ``delay_s`` or ``deliver_at`` (a datetime with a time zone) before
-                which no group gets it, ``expires_s`` after which none does, ``priority`` from 0,
-                the default, to 9, the most urgent.
+                ``timestamp_ms``, ``delay_s`` or ``deliver_at`` (a datetime with a time zone): no
+                group gets the message earlier; ``expires_s``: no group gets it later; ``priority``
+                from 0, the default, to 9, the most urgent.
 
-        Before the broker is started it raises FastStream's ``IncorrectState``.
+        Before the broker is started, this method raises FastStream's ``IncorrectState``.
 
         Raises:
             ConfigError: an option is unknown, negative or too large.
-            PymqError: it could not be sent; see :meth:`pymq.Producer.send`.
+            PymqError: the message could not be sent; see :meth:`pymq.Producer.send`.
         """
         cmd = self._command((message,), topic, headers, correlation_id, reply_to, options)
         sent: RecordMetadata = await self._basic_publish(cmd, producer=self._producer)
@@ -236,8 +237,8 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
     ) -> list[RecordMetadata]:
         """Send messages together, wait until all are durable, and return where they are.
 
-        The arguments are those of :meth:`publish`, for each message. It raises as :meth:`publish`;
-        some of the messages may have been sent then.
+        The arguments are those of :meth:`publish`, for each message. The errors are those of
+        :meth:`publish`; some of the messages may have been sent before an error.
         """
         cmd = self._command(messages, topic, headers, correlation_id, reply_to, options)
         sent: list[RecordMetadata] = await self._basic_publish_batch(cmd, producer=self._producer)
@@ -275,17 +276,17 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
     ) -> PymqMessage:
         """Send a request, and return its reply, whose ``await reply.decode()`` is the value.
 
-        A subscriber answers it whose group is named as its topic, which is the default, or a
-        program that uses :meth:`pymq.Client.reply`. After *timeout* seconds no handler begins
-        with it.
+        The reply comes from a subscriber whose group has the name of its topic (the default), or
+        from a program that uses :meth:`pymq.Client.reply`. After *timeout* seconds no handler
+        starts the request.
 
-        Before the broker is started it raises FastStream's ``IncorrectState``.
+        Before the broker is started, this method raises FastStream's ``IncorrectState``.
 
         Raises:
-            NoResponders: nobody answers requests of this topic now; this is known at once.
+            NoResponders: nobody answers requests of this topic now; raised at once.
             RequestFailed: the handler has raised, and the message was not returned for a retry.
             RequestTimeout: there was no reply in time; the request may still be carried out.
-            PymqError: it could not be sent.
+            PymqError: the request could not be sent.
         """
         cmd = PymqPublishCommand(
             message,

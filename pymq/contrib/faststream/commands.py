@@ -19,7 +19,7 @@ REPLY_TO = "reply_to"  # the topic that a handler's result goes to
 
 
 class SendOptions(TypedDict, total=False):
-    """Arguments of :meth:`pymq.Producer.send` beside topic, value and headers."""
+    """Arguments of :meth:`pymq.Producer.send` other than topic, value and headers."""
 
     key: bytes | str | None
     partition: str | int | None
@@ -40,12 +40,12 @@ def check_send_options(options: SendOptions) -> None:
 
 
 class PymqResponse(Response):
-    """A handler returns this to set headers and options of the record beside its body.
+    """A handler's result with headers and options for the record.
 
     Args:
         body: the message.
-        headers: its headers, beside those of the publisher.
-        correlation_id: the id of the conversation; by default that of the message it answers.
+        headers: its headers, in addition to those of the publisher.
+        correlation_id: the id of the conversation; by default that of the handled message.
         options: ``key``, ``partition``, ``timestamp_ms``, ``delay_s``, ``deliver_at``,
             ``expires_s``, ``priority``, as for :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
 
@@ -86,7 +86,7 @@ class PymqPublishCommand(BatchPublishCommand):
 
     Args:
         message, messages: the bodies.
-        topic: where they go.
+        topic: the topic to send to.
         headers, correlation_id, reply_to, options: as for
             :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
         timeout: how many seconds a request waits.
@@ -117,7 +117,7 @@ class PymqPublishCommand(BatchPublishCommand):
         given = {name: found for name, found in (options or {}).items() if found is not None}
         self.options = cast("SendOptions", given)
         self.timeout = timeout
-        self.request_id: bytes | None = None  # of the request that this is the reply to
+        self.request_id: bytes | None = None  # set if this command is the reply to a request
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> PymqPublishCommand:
@@ -138,7 +138,7 @@ class PymqPublishCommand(BatchPublishCommand):
         )
 
     def add_options(self, options: SendOptions) -> None:
-        """Set the options that the command does not have yet."""
+        """Set those options that the command does not have yet."""
         self.options = options | self.options
 
     def wire_headers(self, content_type: str | None) -> Headers:

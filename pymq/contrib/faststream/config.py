@@ -1,4 +1,4 @@
-"""What a broker and its routers share: the connection, the producer, and how they log."""
+"""The settings that a broker and its routers share: connection, producer and logging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHERE = "pymq.contrib.faststream.annotations"
 
 
 def _annotations() -> UnderlyingDriverAnnotations:
-    """Say which annotation a handler should use for each class that FastStream cannot inject."""
+    """Name the annotation to use instead of each class that FastStream cannot inject."""
     from pymq.contrib.faststream import annotations, broker, messages  # they import this module
 
     named = {
@@ -72,7 +72,7 @@ class PymqLogStorage(DefaultLoggerStorage):
         self._level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        """Make room for the names of a subscriber."""
+        """Widen the log's columns for the topic and the group of a subscriber."""
         self._topic_width = max(self._topic_width, len(params.get("topic", "")))
         self._group_width = max(self._group_width, len(params.get("group", "")))
 

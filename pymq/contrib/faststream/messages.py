@@ -25,10 +25,10 @@ Refuse = Callable[[Record, BaseException], Awaitable[None]]
 class PymqMessage(StreamMessage[Raw]):
     """A message: a record, or several of a subscriber with ``batch=True``.
 
-    ``raw_message`` is the :class:`pymq.Record`, or a tuple of them, with pymq's own headers;
-    ``headers`` has the others. A header that is no text stays bytes.
+    ``raw_message`` is the :class:`pymq.Record`, or a tuple of records, with pymq's own headers;
+    ``headers`` has the other headers. A header that is not text stays bytes.
 
-    A message of a reader has nothing to acknowledge: its methods only record that they were called.
+    A message of a reader has nothing to acknowledge: the methods only record that they were called.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PymqMessage(StreamMessage[Raw]):
 
     @property
     def delivery_count(self) -> int:
-        """How often the message was delivered: 1 at first; of a batch the largest."""
+        """How often the message was delivered: 1 at first; for a batch, the largest count."""
         return max(record.delivery_count for record in self.records)
 
     async def ack(self) -> None:
@@ -69,13 +69,13 @@ class PymqMessage(StreamMessage[Raw]):
     async def nack(self, delay: float | None = None) -> None:
         """Return the message to the group, which delivers it again.
 
-        Without *delay* (seconds) the subscriber's ``retry`` says when. The exception that is being
-        handled, if any, travels with the message, in the header ``pymq.error`` of the record. A
-        message that was delivered ``max_deliver`` times becomes a dead letter.
+        Without *delay* (seconds), the subscriber's ``retry`` sets the time. The exception that is
+        being handled, if any, travels with the message, in the header ``pymq.error`` of the record.
+        A message that was delivered ``max_deliver`` times becomes a dead letter.
 
         Raises:
             Closed: the subscriber has stopped; the group delivers the message to another member.
-            ConfigError: *delay* is no number of seconds.
+            ConfigError: *delay* is not a number of seconds.
         """
         if self.committed is not None:
             return
@@ -86,12 +86,12 @@ class PymqMessage(StreamMessage[Raw]):
     async def reject(self) -> None:
         """Give the message up: put it into the dead-letter topic, with the reason.
 
-        The reason is the exception that is being handled, if any. A request is no dead letter: the
-        reason goes to the requester.
+        The reason is the exception that is being handled, if any. A request does not become a dead
+        letter: the reason goes to the requester.
 
         Raises:
             Closed: the subscriber has stopped; the group delivers the message to another member.
-            PymqError: the dead letter could not be written; the message is delivered again.
+            PymqError: the dead letter could not be written; the group delivers the message again.
         """
         if self.committed is not None:
             return
@@ -112,7 +112,9 @@ class PymqMessage(StreamMessage[Raw]):
 
 
 def _cause() -> BaseException | None:
-    """Return the exception that is being handled; of ``raise RejectMessage from e`` it is *e*."""
+    """Return the exception that is being handled; for ``raise RejectMessage from e``,
+    return *e*.
+    """
     error = sys.exception()
     if isinstance(error, HandlerException):
         return error.__cause__ or error.__context__
@@ -193,6 +195,6 @@ def _text(found: Any) -> str | None:
 
 
 def _reply_to(headers: dict[str, Any]) -> str:
-    """Return the topic for the result; a sender may not name one that is pymq's own."""
+    """Return the topic for the result; a sender may not name an internal topic."""
     name = _text(headers.get(REPLY_TO))
     return "" if name is None or is_internal(name) else name

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class PymqProducer(ProducerProto[PymqPublishCommand]):
-    """Sends what a broker, its publishers and its handlers publish.
+    """Sends the messages that a broker, its publishers and its handlers publish.
 
-    A topic that the application publishes to is created when it is missing. A topic that only a
-    message names, for its reply, is not created.
+    The producer creates missing topics that the application publishes to, but not a topic that only
+    a message names as the place for its reply.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PymqProducer(ProducerProto[PymqPublishCommand]):
         self._topic_options = topic_options
         self._client: AsyncClient | None = None
         self._producer: AsyncProducer | None = None
-        self._known: set[str] = set()  # topics that were there, or were created
+        self._known: set[str] = set()  # topics that exist or were created
 
     def __bool__(self) -> bool:
         return self._producer is not None
@@ -69,7 +69,7 @@ class PymqProducer(ProducerProto[PymqPublishCommand]):
         self.codec = codec or DefaultCodec()
 
     async def disconnect(self) -> None:
-        """Send what is left, and close the producer."""
+        """Send the remaining messages, and close the producer."""
         producer, self._producer, self._client = self._producer, None, None
         self._known.clear()
         if producer is not None:
@@ -84,7 +84,7 @@ class PymqProducer(ProducerProto[PymqPublishCommand]):
         self._known.add(topic)
 
     async def consumer(self, topic: str, **options: Any) -> AsyncConsumer | None:
-        """Open a consumer; None if messages come in another way, as under a test broker."""
+        """Open a consumer; None if messages do not come from consumers, as under a test broker."""
         return await _opened(self._client).consumer(topic, **options)
 
     # --- publishing -----------------------------------------------------------------------------
@@ -162,6 +162,6 @@ def _opened(found: T | None) -> T:
 
 
 def key_of(cmd: PymqPublishCommand) -> bytes | None:
-    """Return the key of a command, as it is stored."""
+    """Return the key of a command, in its stored form."""
     key = cmd.options.get("key")
     return None if key is None else as_bytes(key)

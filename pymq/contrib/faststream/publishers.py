@@ -1,4 +1,4 @@
-"""Publishers: topics that the application declares to write to, and the places of replies."""
+"""Publishers: topics that the application declares for writing, and the places of replies."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TopicPublisher(PublisherUsecase):
     ) -> RecordMetadata:
         """Send a message to the publisher's topic, or to another.
 
-        Its headers and options add to those of the publisher. See
+        The message's headers and options add to those of the publisher. See
         :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
         """
         cmd = self._command((message,), topic, headers, correlation_id, reply_to, options)
@@ -175,7 +175,7 @@ class TopicPublisher(PublisherUsecase):
 
 
 class TopicBatchPublisher(TopicPublisher):
-    """Publishes each item of a sequence as a message of its own."""
+    """Publishes each item of a sequence as a separate message."""
 
     async def publish(  # type: ignore[override] # as in FastStream: many messages instead of one
         self,
@@ -205,17 +205,17 @@ class TopicBatchPublisher(TopicPublisher):
 
 
 class ReplyPublisher(FakePublisher):
-    """Publishes the result of a handler to where the message asks for it."""
+    """Publishes the result of a handler to the place that the message names."""
 
     __slots__ = ("_address", "_topic")
 
     def __init__(self, producer: Any, topic: str, address: tuple[str, bytes] | None) -> None:
         super().__init__(producer=producer)
         self._topic = topic
-        self._address = address  # of a request: the partition for the reply, and its id
+        self._address = address  # for a request: the partition for the reply, and the request's id
 
     def patch_command(self, cmd: PublishCommand) -> PymqPublishCommand:
-        """Set where the result goes."""
+        """Set the destination of the result."""
         found = PymqPublishCommand.from_cmd(super().patch_command(cmd))
         found.destination = self._topic
         if self._address is not None:

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from faststream._internal.types import BrokerMiddleware, CustomCallable
 
 RETRY = Backoff(first_s=1, factor=2, max_s=60, jitter=0.1)
-BATCH = 100  # records at most
+BATCH = 100  # most records in a batch
 ACK_WAIT_S = 30.0
 
 
 class PymqRegistrator(Registrator[Raw, PymqBrokerConfig]):
-    """What can be declared on a broker and on a router."""
+    """Declarations on a broker or on a router."""
 
     def subscriber(  # type: ignore[override] # FastStream's base takes a subscriber that is made
         self,
@@ -76,25 +76,25 @@ class PymqRegistrator(Registrator[Raw, PymqBrokerConfig]):
 
         Args:
             topic: the topic, after the prefix of the router. It is created if it is missing.
-            group: its members share the messages; by default it has the name of the topic. That
-                group also answers the requests of the topic.
+            group: its members share the messages. The default has the name of the topic, and also
+                answers the topic's requests.
             mode: ``group``, or ``reader``: each reader gets all messages, and acknowledges none.
-            batch: the handler gets a list of up to *max_records* messages, as many as there are.
+            batch: the handler gets a list of the available messages, up to *max_records*.
             max_records: the largest batch.
-            max_workers: how many messages, or batches, are handled at the same time. With more
-                than one, those of one key may overtake each other.
+            max_workers: how many messages, or batches, are handled at the same time. With more than
+                one, messages of one key may overtake each other.
             ack_policy: what happens after the handler; by default ``REJECT_ON_ERROR``: a message
                 whose handler raises, or that does not fit its types, becomes a dead letter.
-            no_reply: do not publish the result to where a message or a request asks for it.
-            partition, offset, rack: of a reader, as for :meth:`pymq.Client.consumer`; it begins at
-                the oldest record, unless *offset* is ``end``, or a number.
+            no_reply: do not publish results to the place that a message or a request names.
+            partition, offset, rack: for a reader, as for :meth:`pymq.Client.consumer`. A reader
+                begins at the oldest record, unless *offset* is ``end``, or a number.
             dependencies, parser, decoder, codec, title, description, include_in_schema: as for
                 FastStream's other brokers.
             persistent: False leaves it to the caller to keep the subscriber alive.
-            options: of the group, as for :meth:`pymq.Client.consumer`: ``retry``, how long a
-                message waits that was returned (``NACK_ON_ERROR``, ``NackMessage``), by default
-                1 s, 2 s, 4 s and so on up to 60 s; ``max_deliver``, ``ack_wait_s``,
-                ``dead_letter``, ``expired``, ``prefetch`` and others.
+            options: for the group, as for :meth:`pymq.Client.consumer`: ``max_deliver``,
+                ``ack_wait_s``, ``dead_letter``, ``expired``, ``prefetch`` and others. ``retry`` is
+                how long a returned message waits (``NACK_ON_ERROR``, ``NackMessage``), by default 1
+                s, 2 s, 4 s and so on up to 60 s.
 
         Raises:
             ConfigError: options are unknown, out of range, or contradict each other.
@@ -194,9 +194,9 @@ class PymqRegistrator(Registrator[Raw, PymqBrokerConfig]):
 
         Args:
             topic: the topic, after the prefix of the router. The start creates it if it is missing.
-            batch: each item of what a handler returns is a message.
+            batch: each item of a handler's result becomes a message.
             headers: of each message.
-            reply_to: the topic for the results of those who handle the messages.
+            reply_to: the topic for the results of the handlers of the messages.
             title, description, schema, include_in_schema: as for FastStream's other brokers.
             persistent: False leaves it to the caller to keep the publisher alive.
             options: of each message, as for :meth:`PymqBroker.publish`.
@@ -238,7 +238,7 @@ class PymqRegistrator(Registrator[Raw, PymqBrokerConfig]):
         """Add the subscribers and publishers of a router; *prefix* goes before their topics.
 
         Raises:
-            SetupError: it is the router of another broker.
+            SetupError: the router is for another kind of broker.
         """
         if not isinstance(router, PymqRegistrator):
             raise SetupError(f"{type(router).__name__} is no router for a PymqBroker")
@@ -280,7 +280,7 @@ class PymqRoute(SubscriberRoute):
     Args:
         call: the function that handles the messages.
         topic: the topic.
-        publishers: where its results go.
+        publishers: publishers of its results.
         arguments: those of :meth:`PymqBroker.subscriber`.
     """
 
@@ -299,11 +299,11 @@ class PymqRouter(PymqRegistrator, BrokerRouter[Raw, PymqBrokerConfig]):
     """Subscribers and publishers for a broker to include, as in a module of a larger application.
 
     Args:
-        prefix: goes before the topics of all of them.
+        prefix: goes before the topics of all subscribers and publishers.
         handlers: routes, instead of decorators.
         dependencies, middlewares, routers, parser, decoder, codec, include_in_schema: as for
             FastStream's other routers.
-        ack_policy: for those subscribers that have none.
+        ack_policy: for subscribers without one.
     """
 
     def __init__(

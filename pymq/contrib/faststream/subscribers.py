@@ -1,11 +1,12 @@
-"""Subscribers: a consumer of pymq whose records are handed to handlers.
+"""Subscribers: each passes the records of a pymq consumer to a handler.
 
 1. A task of the event loop takes a record, or a batch, when one of ``max_workers`` places is free.
-2. A task of its own hands it to FastStream, which calls the handler.
+2. Another task passes that message to FastStream, which calls the handler.
 3. FastStream acknowledges, returns or rejects the message, as its ack policy says.
 
-When the subscriber stops, it waits for handlers at work, up to the broker's ``graceful_timeout``.
-Then it cancels them and leaves the group, which delivers their messages to other members at once.
+When the subscriber stops, it waits for running handlers, up to the broker's ``graceful_timeout``.
+Then the subscriber cancels them and leaves the group, which delivers their messages to other
+members at once.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from pymq.errors import Closed, CommitFailed, OffsetOutOfRange, PymqError
 if TYPE_CHECKING:
     from faststream.response import Response
 
-WAKE_S = 0.5  # how often a subscriber that polls looks whether it should stop
-PAUSE_S = 1.0  # before the next poll, after one that has failed
+WAKE_S = 0.5  # how often a polling subscriber checks whether to stop
+PAUSE_S = 1.0  # pause after a failed poll
 
 
 @dataclass(kw_only=True)
 class TopicSubscriberConfig(SubscriberUsecaseConfig):
-    """What a subscriber was declared with."""
+    """The arguments of a subscriber's declaration."""
 
     topic: str
     group: str | None
@@ -59,7 +60,9 @@ class TopicSubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """A reader acknowledges nothing; a group rejects a message whose handler raises."""
+        """The policy: a reader acknowledges nothing; a group rejects a message whose handler
+        raises.
+        """
         if self.is_reader:
             return AckPolicy.MANUAL
         for policy in (self._ack_policy, self._outer_config.ack_policy):
@@ -138,7 +141,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
     @property
     def consumer(self) -> AsyncConsumer:
-        """The consumer of pymq; before the start there is FastStream's ``IncorrectState``."""
+        """The consumer of pymq; raises FastStream's ``IncorrectState`` before the start."""
         if self._consumer is None:
             raise IncorrectState("the subscriber is not started; 'await broker.start()' starts it")
         return self._consumer
@@ -163,15 +166,15 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             await _seek_to_end(self._consumer)
         parser = self._topic_parser
         parser.consumer = None if self.is_reader else self._consumer
-        # Requests go to the group that is named as their topic, and to no other.
+        # Requests go only to the group with the name of their topic.
         parser.answers = self.group == self.topic and not self.batch
         self._post_start()
         if self.calls and self._consumer is not None:
             self.add_task(self._serve, (self._consumer,))
 
     async def stop(self) -> None:
-        """End the handlers at work, leave the group, and give back what is not acknowledged."""
-        # A handler that stops its own subscriber ends by itself, and is not waited for.
+        """Stop the running handlers, and leave the group with all unacknowledged messages."""
+        # Do not wait for a handler that stops its own subscriber.
         own = asyncio.current_task()
         self.tasks[:] = [task for task in self.tasks if task is not own]
         polling = list(self.tasks)
@@ -202,8 +205,8 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
         async with aclosing(self._received(consumer)) as received:
             while True:
-                # Wait for a free place before taking a message: a message that waits here could be
-                # handled by an idle member.
+                # Wait for a free place before taking a message: an idle member could handle a
+                # message that waits here.
                 await room.acquire()
                 message = await anext(received, None)
                 if message is None:
@@ -219,9 +222,9 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             await self.consume(message)
 
     async def _received(self, consumer: AsyncConsumer) -> AsyncGenerator[Raw, None]:
-        """Yield records, or batches, until the end; skip records that cannot be read."""
-        # An iteration leases some records ahead, even with ``prefetch=1``, and an idle member could
-        # handle them.
+        """Yield records, or batches, until the subscriber stops; skip unreadable records."""
+        # Poll instead of iterating: an iteration leases some records ahead, even with
+        # ``prefetch=1``, though an idle member could handle them.
         is_polled = self.batch or self._config.options.get("prefetch") == 1
         while self.running:
             try:
@@ -229,7 +232,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
                     if records := await consumer.poll(self._config.max_records, WAKE_S):
                         yield tuple(records) if self.batch else records[0]
                 else:
-                    # The client leases as many as are handled in about 20 ms (``prefetch``).
+                    # The client leases about 20 ms of work (``prefetch``).
                     async for record in consumer:
                         yield record
                     self._end()
@@ -255,11 +258,12 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             await asyncio.sleep(PAUSE_S)
 
     async def process_message(self, msg: Raw) -> Response:
-        """Hand a message to its handler, as FastStream does. A request always gets an answer."""
+        """Pass a message to its handler, as FastStream does. A request always gets an answer."""
         try:
             return await super().process_message(msg)
         except Exception as error:
-            # The other policies answer when the message is acknowledged or rejected.
+            # With the other policies, the acknowledgement or the rejection of the message sends the
+            # answer.
             if self.ack_policy is AckPolicy.ACK_FIRST and isinstance(msg, Record):
                 await self._refuse(msg, error)
             raise
@@ -280,7 +284,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
     async def get_one(self, *, timeout: float = 5.0) -> PymqMessage | None:
         """Return the next message of a subscriber without handlers; None after *timeout* seconds.
 
-        The caller acknowledges it. It raises as :meth:`pymq.Consumer.poll`.
+        The caller acknowledges the message. The errors are those of :meth:`pymq.Consumer.poll`.
         """
         self._check_no_handler()
         records = await self.consumer.poll(self._config.max_records, timeout)
@@ -312,7 +316,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
         return message
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
-        """Return what each line of the log says."""
+        """Return the fields of each log line."""
         return {
             "topic": self.topic,
             "group": self.group or "",
@@ -321,7 +325,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
 
 async def _seek_to_end(consumer: AsyncConsumer) -> None:
-    """Let a reader begin where the log ends now, not where it ends at the reader's first fetch."""
+    """Let a reader begin at the present end of the log, not at the end at its first fetch."""
     ends = await consumer.end_offsets()
     for partition in consumer.assignment():
         await consumer.seek(partition, ends[partition])

@@ -26,14 +26,13 @@ PARTITION = "0"
 class TestPymqBroker(TestBroker[PymqBroker, EnterType], broker=PymqBroker):
     """Brokers without a queue: ``async with TestPymqBroker(broker) as br``.
 
-    What is published is handed to the handlers before ``publish`` returns, and an exception of a
-    handler is raised there. Nothing is delayed, redelivered or acknowledged. With
-    ``with_real=True`` the broker's own queue is used; ``PymqBroker("memory:")`` has a real one that
-    needs no files and no processes.
+    ``publish`` calls the handlers before it returns, and raises their exceptions. Nothing is
+    delayed, redelivered or acknowledged. With ``with_real=True`` the broker uses its own queue;
+    ``PymqBroker("memory:")`` has a real queue that needs no files and no processes.
 
     Args:
         brokers: one, or several that publish to each other.
-        with_real: use the queues, and still record the calls of handlers.
+        with_real: use the real queues, and still record the calls of handlers.
         connect_only: do not start the subscribers.
     """
 
@@ -84,7 +83,7 @@ class TestPymqBroker(TestBroker[PymqBroker, EnterType], broker=PymqBroker):
 
 
 class DirectProducer(PymqProducer):
-    """Hands each message to the handlers of its topic."""
+    """Passes each message to the handlers of its topic."""
 
     def __init__(self, broker: PymqBroker, brokers: Sequence[PymqBroker]) -> None:
         super().__init__(
@@ -103,16 +102,16 @@ class DirectProducer(PymqProducer):
         """Do nothing: there are no topics."""
 
     async def consumer(self, topic: str, **options: Any) -> None:
-        """Open nothing: this producer hands messages over."""
+        """Open nothing: this producer calls the handlers itself."""
 
     async def publish(self, cmd: PymqPublishCommand) -> RecordMetadata:
-        """Hand a message to a subscriber of each group, and to all readers."""
+        """Pass a message to one subscriber of each group, and to all readers."""
         record = self._record(cmd, *await self.codec.encode(cmd.body, self.serializer))
         await self._hand_over([record])
         return _place(record)
 
     async def publish_batch(self, cmd: PymqPublishCommand) -> list[RecordMetadata]:
-        """Hand messages to a subscriber of each group, and to all readers."""
+        """Pass messages to one subscriber of each group, and to all readers."""
         records = [self._record(cmd, *content) for content in await self._encode_batch(cmd)]
         await self._hand_over(records)
         return [_place(record) for record in records]

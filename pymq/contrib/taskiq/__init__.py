@@ -15,7 +15,7 @@ It needs the extra ``taskiq``.
 
 A task is a record of the topic ``taskiq``, which the workers consume as a group: each record is
 leased to one worker, and delivered to another worker if the first one dies. A result is a record of
-the compacted topic ``taskiq.results``, whose key is the task's id. Tasks and results are JSON, and
+the compacted topic ``taskiq.results``, whose key is the task's id. Tasks and results are JSON,
 never pickles.
 """
 

@@ -24,46 +24,47 @@ TASK_ID = "taskiq.task_id"  # the header with the id of a task
 TASK_NAME = "taskiq.task_name"  # the header with the name of its function
 WEEK_MS = 7 * 86_400_000
 # How often an idle worker's event loop wakes up. The signal handler of "taskiq worker" sets an
-# event, which the loop does not see while it waits, and pymq's sockets are another thread's.
+# event, but does not wake up a waiting loop; pymq's sockets do not wake it either, because they
+# belong to another thread.
 WAKE_S = 0.5
 RETRY = Backoff(first_s=1, factor=2, max_s=60, jitter=0.1)
 
 
 @define
 class HeldTask:
-    """A task that was handed to this worker and is not settled yet."""
+    """A task that this worker has received, and that is still open."""
 
     consumer: AsyncConsumer
     record: Record
-    is_settled: bool = False  # acknowledged, returned or buried
+    is_settled: bool = False  # acknowledged, returned, or a dead letter
 
 
 class PymqBroker(AsyncBroker):
     """A taskiq broker on pymq.
 
-    A task is sent when ``kiq`` returns: in a folder it is synced, and on brokers a majority of the
-    replicas has synced it. A worker acknowledges each task when taskiq says so (``--ack-type``, and
-    the label ``ack_type``). A task whose worker dies is delivered to another worker, after
-    *session_timeout_s* at the latest; a task that runs for longer than *ack_wait_s* is delivered to
-    another one, too. After *max_deliver* deliveries a task goes to the topic *topic* with ``.dlq``.
+    When ``kiq`` returns, the task is durable: synced to the folder, or by a majority of the
+    replicas on brokers. A worker acknowledges each task at the time that taskiq's ``--ack-type``,
+    or the label ``ack_type``, sets. A task whose worker dies is delivered to another worker, after
+    *session_timeout_s* at the latest; so is a task that runs for longer than *ack_wait_s*. After
+    *max_deliver* deliveries a task goes to the dead-letter topic, *topic* with ``.dlq`` added.
 
     Labels of a task:
 
     ============  ==================================================================
-    ``delay``     seconds until it may run; pymq keeps it in the log, and no process waits
-    ``expires``   seconds, from then on, after which no worker gets it
-    ``priority``  from 0, the default, to 9: of the tasks that wait, workers get the most urgent
+    ``delay``     seconds until the task may run; the task is in the log, and no process waits
+    ``expires``   seconds, after the delay, until the task is too old for workers
+    ``priority``  from 0, the default, to 9; workers get the most urgent waiting task first
     ============  ==================================================================
 
     Args:
-        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Or a client
-            of :func:`pymq.aio.open`, which stays open. Only one process can open a folder: start
-            the worker in the same process, by ``taskiq.api.run_receiver_task``.
+        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Instead of a
+            URL, a client of :func:`pymq.aio.open`, which stays open. Only one process can open a
+            folder: start the worker in the same process, by ``taskiq.api.run_receiver_task``.
         topic: the topic of the tasks. If it does not exist, :meth:`startup` creates it, with
             *partitions*, *replicas* (by default as many as there are brokers, three at most) and
             *retention_ms*: how long tasks stay in the log, done or not.
-        group: the group of the workers. Workers of two groups both get every task.
-        retry: how long a task waits that failed, if :class:`PymqRetryMiddleware` returns it.
+        group: the group of the workers. With two groups, each group gets every task.
+        retry: how long a failed task waits, if :class:`PymqRetryMiddleware` returns it.
         prefetch: how many tasks a worker leases at a time, beyond those that it has started.
         curve_dir, principal: as for :func:`pymq.open`.
     """
@@ -98,7 +99,7 @@ class PymqBroker(AsyncBroker):
         self._retry = retry
         self._prefetch = prefetch
         self._producer: AsyncProducer | None = None
-        # All consumers of this worker, and those that no receiver uses.
+        # All consumers of this worker, and the consumers that no receiver uses.
         self._consumers: list[AsyncConsumer] = []
         self._idle: list[AsyncConsumer] = []
         self._leases: dict[str, HeldTask] = {}  # by the id of the task
@@ -139,17 +140,17 @@ class PymqBroker(AsyncBroker):
         Raises:
             Closed: the broker was not started.
             ValueError: a label that should be a number is none.
-            ConfigError: it is negative, too large, or the priority is above 9.
-            PymqError: it could not be sent; see :meth:`pymq.Producer.send`.
+            ConfigError: a label is negative or too large, or the priority is above 9.
+            PymqError: the task could not be sent; see :meth:`pymq.Producer.send`.
         """
         await self.send(message)
 
     async def send(
         self, message: BrokerMessage, deliver_at: datetime | None = None
     ) -> RecordMetadata:
-        """Send a task as :meth:`kick` does, and return where it is.
+        """Send a task as :meth:`kick` does, and return its place in the log.
 
-        *deliver_at* says when workers may get it, whatever its label ``delay`` says.
+        *deliver_at* is the time when workers may get the task; it overrides the label ``delay``.
         """
         if self._producer is None:
             raise Closed("the broker is not open; 'await broker.startup()' opens it")
@@ -180,7 +181,7 @@ class PymqBroker(AsyncBroker):
                     self._leases[_task_id(record)] = lease
                     yield AckableMessage(data=record.value, ack=partial(self._ack, lease))
         finally:
-            # Tasks that were handed out are acknowledged after the end, so it stays open.
+            # The consumer stays open: the tasks handed out are acknowledged later.
             if consumer in self._consumers:
                 self._idle.append(consumer)
 
@@ -217,7 +218,7 @@ class PymqBroker(AsyncBroker):
     # --- retries --------------------------------------------------------------------------------
 
     def deliveries(self, task_id: str) -> int | None:
-        """How often a task was delivered, if this worker has it and has not acknowledged it."""
+        """Return how often a task was delivered, if this worker has it unacknowledged."""
         lease = self._leases.get(task_id)
         return None if lease is None else lease.record.delivery_count
 
@@ -241,7 +242,7 @@ def _seconds(message: BrokerMessage, label: str) -> float | None:
 
 
 def _task_id(record: Record) -> str:
-    """Return the task's id; the place of the record, if another program has sent it."""
+    """Return the task's id; the place of the record, if another program has sent the record."""
     for name, value in record.headers:
         if name == TASK_ID:
             return value.decode(errors="replace")

@@ -1,8 +1,8 @@
 """A compacted topic as a table: the last value of each key.
 
 A process that only writes reads nothing. For the first lookup, a process reads the whole topic; for
-each later one, the records appended since the last lookup. It remembers the offset of each key's
-value, and keeps the newest values in memory.
+each later one, the records appended since the last lookup. The process remembers the offset of each
+key's value, and keeps the newest values in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FRESH_S = 0.02  # how old an answer of ``has`` may be, so that many waiting task
 
 @define
 class KeyedValue:
-    """Where the value of a key is."""
+    """The place of a key's value."""
 
     partition: str
     offset: int
@@ -36,10 +36,10 @@ class KeyedTopic:
     """A table in the topic *name*, for one event loop.
 
     Args:
-        expires_s: keys older than this are gone; None keeps all. The topic's retention removes
-            them, so that it takes no tombstones.
-        keys_max: how many keys this process knows, the newest ones.
-        cache_bytes: how many bytes of values this process keeps in memory, the newest ones.
+        expires_s: keys older than this are gone; None keeps all. The topic's retention removes old
+            keys, so that no tombstones are needed.
+        keys_max: how many of the newest keys this process knows.
+        cache_bytes: how many bytes of the newest values this process keeps in memory.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KeyedTopic:
         self._read_at = -FRESH_S  # when the last read was over
 
     async def open(self) -> None:
-        """Connect, and create the topic if it does not exist; a second call changes nothing."""
+        """Connect, and create the topic if it does not exist; a second call does nothing."""
         mq = await self._connection.open()
         if self._producer is not None:
             return
@@ -82,7 +82,7 @@ class KeyedTopic:
         self._producer = await mq.producer()
 
     async def close(self) -> None:
-        """Disconnect, and forget what was read."""
+        """Disconnect, and forget all keys and values."""
         reading, self._reading = self._reading, None
         if reading is not None:
             await asyncio.wait([reading])
@@ -141,7 +141,7 @@ class KeyedTopic:
                 value = await self._look_up(key, self._entries[key])
             if value is not None:
                 return value
-            # Compaction has removed the record, since its key has a newer value.
+            # Compaction has removed the record, because its key has a newer value.
             await self._read()
         return None
 
@@ -158,10 +158,11 @@ class KeyedTopic:
         return None
 
     async def _read(self) -> None:
-        """Read what was appended before this call."""
+        """Read the records appended before this call."""
         before = self._reading
         if before is not None and not before.done():
-            await asyncio.wait([before])  # That read may have looked for the end before this call.
+            # The earlier read may have fetched the log's end before this call.
+            await asyncio.wait([before])
         if self._reading is before:
             self._reading = asyncio.ensure_future(self._read_on())
         assert self._reading is not None  # only close() resets it

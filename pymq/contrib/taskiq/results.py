@@ -23,36 +23,36 @@ DAY_S = 86_400.0
 
 
 class ResultMissing(ResultBackendError):
-    """There is no result of the task: it is not done, or its result has expired."""
+    """There is no result of the task: the task is not done, or its result has expired."""
 
     __template__ = "There is no result of task {task_id}."
     task_id: str
 
 
 class ResultNotStored(RuntimeError):
-    """The task returned, but its result could not be stored: it is no JSON, or too large."""
+    """The task returned, but its result could not be stored: it is not JSON, or too large."""
 
 
 class PymqResultBackend(AsyncResultBackend[T]):
     """Results and progress of tasks, in the compacted topic *topic*.
 
-    A worker only writes. A process that asks for results reads the topic once, and then what was
-    appended since it last asked, however many tasks it waits for.
+    A worker only writes. A process that waits for results reads the topic once, and then only new
+    records, however many tasks it waits for.
 
-    A result that cannot be stored (it is no JSON, or too large) is stored as the error
-    ``ResultNotStored``, so that callers get an error instead of a timeout.
+    If a result is not JSON, or is too large, the worker stores the error ``ResultNotStored``
+    instead, so that callers do not wait until their timeout.
 
     Args:
         url: as for :class:`PymqBroker`; the same URL uses the same client.
         topic: the topic of the results. If it does not exist, :meth:`startup` creates it, with
             *partitions* and *replicas*, by default as many as there are brokers, three at most.
         keep_results: False deletes a result when it is read.
-        expires_s: how long results are kept; None: without limit. A topic that is created gets it
-            as its retention, too.
-        max_results: how many results a process remembers, the newest ones.
-        cache_bytes: how many bytes of the newest results it keeps in memory; it reads older ones
-            from the log again.
-        serializer: what writes results as bytes; taskiq's JSON by default.
+        expires_s: how long results are kept; None: without limit. It is also the retention of the
+            topic, if :meth:`startup` creates the topic.
+        max_results: how many of the newest results a process remembers.
+        cache_bytes: how many bytes of the newest results a process keeps in memory; it reads older
+            results from the log.
+        serializer: converts results to bytes; taskiq's JSON by default.
         curve_dir, principal: as for :func:`pymq.open`.
     """
 
@@ -106,7 +106,7 @@ class PymqResultBackend(AsyncResultBackend[T]):
             await self._table.put(_result_key(task_id), self._dump(lost))
 
     def _dump(self, result: TaskiqResult[Any]) -> bytes:
-        # Labels that are bytes are text in messages, too.
+        # taskiq also sends labels of bytes as text in its messages.
         labels = {name: _text(value) for name, value in result.labels.items()}
         found = result.model_copy(update={"labels": labels}).model_dump(mode="json")
         return self.serializer.dumpb(found)
@@ -119,7 +119,7 @@ class PymqResultBackend(AsyncResultBackend[T]):
         """Return a result.
 
         Raises:
-            ResultMissing: there is none.
+            ResultMissing: there is no result.
         """
         key = _result_key(task_id)
         found = await self._table.get(key)

@@ -1,4 +1,4 @@
-"""Retries by the group: a task that failed goes back, and is delivered again after a while."""
+"""Retries by the group: a worker returns a failed task, and the group delivers it again later."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pymq.errors import ConfigError
 
 
 class PymqRetryMiddleware(TaskiqMiddleware):
-    """Runs failed tasks again, and keeps those that fail each time in the dead-letter topic.
+    """Runs failed tasks again, and moves tasks that always fail to the dead-letter topic.
 
-    taskiq's own middlewares send a failed task again, as a new one. This one returns the record to
-    the group, so that the task cannot get lost between its acknowledgement and the new one, and a
-    worker's death counts as an attempt. The broker's ``retry`` says how long the group waits. The
-    result is saved when the task has succeeded, or has failed for the last time.
+    taskiq's own middlewares send a failed task again, as a new task. This middleware returns the
+    record to the group, so that no task is lost between an acknowledgement and a new task, and the
+    death of a worker counts as an attempt. The broker's ``retry`` sets how long the group waits.
+    The result is saved when the task has succeeded, or has failed for the last time.
 
     Labels of a task:
 
     ==================  =================================================================
-    ``retry_on_error``  whether it runs again; *default_retry_label* if it has none
-    ``max_retries``     how often it runs at most; the broker's ``max_deliver`` limits it
+    ``retry_on_error``  whether the task runs again; by default *default_retry_label*
+    ``max_retries``     most runs of the task; the broker's ``max_deliver`` limits it
     ==================  =================================================================
 
     A task that calls ``Context.reject()`` goes to the dead-letter topic at once. A task that was
@@ -45,7 +45,7 @@ class PymqRetryMiddleware(TaskiqMiddleware):
         self._types = BaseException if types_of_exceptions is None else tuple(types_of_exceptions)
 
     def set_broker(self, broker: AsyncBroker) -> None:
-        """Note the broker, which must be a :class:`PymqBroker`.
+        """Set the broker, which must be a :class:`PymqBroker`.
 
         Raises:
             ConfigError: *broker* is of another class.
@@ -62,7 +62,7 @@ class PymqRetryMiddleware(TaskiqMiddleware):
         assert isinstance(broker, PymqBroker)
         deliveries = broker.deliveries(message.task_id)
         if deliveries is None or isinstance(exception, NoResultError):
-            return  # The task is acknowledged, or was returned to the group.
+            return  # The worker has already acknowledged or returned the task.
         if isinstance(exception, TaskRejectedError):
             await broker.bury(message.task_id, exception)
         elif self._is_wanted(message) and isinstance(exception, self._types):

@@ -11,22 +11,23 @@ from pymq.contrib.taskiq.broker import PymqBroker
 from pymq.contrib.taskiq.keyed_topic import KeyedTopic
 from pymq.errors import ConfigError
 
-AT = "at"  # the prefix of ids of tasks with a time; partition and offset follow
+AT = "at"  # prefix of the ids of tasks with a time; partition and offset follow
 
 
 class PymqScheduleSource(ScheduleSource):
     """Schedules of tasks, kept by pymq.
 
     ``schedule_by_time`` sends the task at once, as a delayed record. So the task needs no
-    scheduler, and is delivered within milliseconds of its time. The id of the schedule then says
-    where the record is; ``unschedule`` cancels it, if it is not due yet.
+    scheduler, and is delivered within milliseconds of its time. The id of the schedule names the
+    record's place; ``unschedule`` cancels a task that is not due yet.
 
-    ``schedule_by_cron`` and ``schedule_by_interval`` are kept in the compacted topic *topic*, where
-    ``taskiq scheduler`` finds them; run one scheduler at a time, since each sends every task.
+    The compacted topic *topic* keeps the schedules of ``schedule_by_cron`` and
+    ``schedule_by_interval`` for ``taskiq scheduler``. Run one scheduler at a time, since each
+    scheduler sends every task.
 
     Args:
-        broker: the broker that the tasks are sent by; it must be started.
-        topic: the topic of the schedules, which is created when it is first used.
+        broker: the broker that sends the tasks; it must be started.
+        topic: the topic of the schedules; its first use creates it.
     """
 
     def __init__(self, broker: PymqBroker, topic: str = "taskiq.schedules") -> None:
@@ -55,7 +56,7 @@ class PymqScheduleSource(ScheduleSource):
         schedule.schedule_id = f"{AT}/{sent.partition}/{sent.offset}"
 
     async def _message(self, schedule: ScheduledTask, task_id: str) -> TaskiqMessage:
-        """Return what ``kiq`` would send."""
+        """Return the message that ``kiq`` would send."""
         labels = {name: prepare_label(value) for name, value in schedule.labels.items()}
         message = TaskiqMessage(
             task_id=task_id,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 
@@ -20,10 +21,21 @@ PER_MS = 20  # the next assignment is delayed by 1 ms for so many members and pa
 PAUSE_MAX_MS = 500  # ... and by so many ms at most
 
 TopicIndex = tuple[str, int]
-Assign = Callable[
-    [Sequence[str], Sequence[TopicIndex], Mapping[str, Sequence[TopicIndex]]],
-    dict[str, tuple[TopicIndex, ...]],
-]
+
+
+class Assign(Protocol):
+    """Divides partitions among members; see :class:`pymq.hash.assign.Assignor`."""
+
+    def __call__(
+        self,
+        members: Sequence[str],
+        partitions: Sequence[TopicIndex],
+        previous: Mapping[str, Sequence[TopicIndex]] = ...,
+        *,
+        subscriptions: Mapping[str, Collection[str]] | None = None,
+    ) -> dict[str, tuple[TopicIndex, ...]]: ...
+
+
 Assignors = Callable[[str], Assign]
 
 

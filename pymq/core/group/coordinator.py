@@ -31,7 +31,7 @@ from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
-from pymq.core.group.request_validation import ClassicRequest, GroupRequest, check, refusal
+from pymq.core.group.request_validation import GroupRequest, KafkaRequest, check, refusal
 from pymq.core.message import (
     Acquire,
     CommitOffset,
@@ -56,7 +56,7 @@ from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
 
 if TYPE_CHECKING:
-    from pymq.core.group.classic.coordinator import ClassicCoordinator
+    from pymq.core.group.kafka_groups import KafkaGroupCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
 
@@ -87,7 +87,8 @@ class GroupCoordinator:
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
         self._context = context
-        self._classic: ClassicCoordinator | None = None  # made for the first Kafka client
+        self._kafka: KafkaGroupCoordinator | None = None  # made for the first Kafka client
+        self._assignors = assignors
         # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
@@ -113,8 +114,8 @@ class GroupCoordinator:
     def resign(self, error: PymqError, now: int) -> None:
         """Answer all waiting requests with *error*: another broker takes over (emigration)."""
         self._membership.resign(error, now)
-        if self._classic is not None:
-            self._classic.resign(error, now)
+        if self._kafka is not None:
+            self._kafka.resign(error, now)
         # The outcome of the write in progress is unknown; the new coordinator will learn it.
         for source, answer in self.offsets.waiting():
             self._host.reply(source, type(answer)(answer.id, error=error), now)
@@ -169,25 +170,25 @@ class GroupCoordinator:
         elif isinstance(m, Unsubscribe):
             self._check_free(m.name)
             self._membership.unsubscribe(source, m, now)
-        elif isinstance(m, ClassicRequest):
-            self._classics().step(source, m, now)
+        elif isinstance(m, KafkaRequest):
+            self._kafka_groups().step(source, m, now)
         else:
             names = {*self.groups, *(name for name, _, _ in self.kinds())}
             self._host.reply(source, GroupNames(m.id, tuple(sorted(names))), now)
 
     # --- groups of Kafka's clients --------------------------------------------------------------
 
-    def _classics(self) -> ClassicCoordinator:
-        if self._classic is None:
+    def _kafka_groups(self) -> KafkaGroupCoordinator:
+        if self._kafka is None:
             # lazy: most queues have no Kafka clients
-            from pymq.core.group.classic.coordinator import ClassicCoordinator
+            from pymq.core.group.kafka_groups import KafkaGroupCoordinator
 
-            self._classic = ClassicCoordinator(self._context)
-        return self._classic
+            self._kafka = KafkaGroupCoordinator(self._context, self._assignors)
+        return self._kafka
 
     def kinds(self) -> tuple[tuple[str, str, str], ...]:
         """The groups that Kafka's clients have joined: name, protocol type and state."""
-        return self._classic.kinds() if self._classic is not None else ()
+        return self._kafka.kinds() if self._kafka is not None else ()
 
     def _check_free(self, group: str) -> None:
         """Check that a group has no Kafka clients as members.
@@ -195,8 +196,8 @@ class GroupCoordinator:
         Raises:
             InvalidRequest: it has.
         """
-        if self._classic is not None:
-            self._classic.check_free(group)
+        if self._kafka is not None:
+            self._kafka.check_free(group)
 
     # --- offsets of groups without members ------------------------------------------------------
 
@@ -230,8 +231,8 @@ class GroupCoordinator:
                 # As the group is gone, each offset becomes a tombstone.
                 self.offsets.changed(m.group, *name)
             del self.groups[m.group]
-            if self._classic is not None:
-                self._classic.settle(m.group)
+            if self._kafka is not None:
+                self._kafka.settle(m.group)
         self.offsets.answer(source, Settled(m.id, error=error), durable=True)
 
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
@@ -262,8 +263,8 @@ class GroupCoordinator:
             )
             if group.is_empty:
                 self.groups.pop(group.name, None)
-                if self._classic is not None:
-                    self._classic.settle(group.name)
+                if self._kafka is not None:
+                    self._kafka.settle(group.name)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -280,8 +281,8 @@ class GroupCoordinator:
                 self._membership.tick(group, now)
                 self._leases.tick(group, now)
                 self._rearm(name)
-        if self._classic is not None:
-            self._classic.tick(now)
+        if self._kafka is not None:
+            self._kafka.tick(now)
         self._arm()
 
     def _rearm(self, name: str) -> None:
@@ -299,8 +300,8 @@ class GroupCoordinator:
 
     def _arm(self) -> None:
         due = self._timers.due
-        if self._classic is not None:
-            due = min(due, self._classic.timers.due)
+        if self._kafka is not None:
+            due = min(due, self._kafka.due)
         self.deadline = min(self.offsets.retry_at, self.clock.when(due))
         if self._parked:
             self.deadline = min(self.deadline, self.offsets.patience_until)

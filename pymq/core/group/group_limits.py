@@ -23,6 +23,7 @@ class GroupLimits:
     members: int = 1_000  # members of a group, as Kafka's group.max.size
     groups: int = 10_000  # groups of a coordinator
     offsets: int = 100_000  # partitions in which a group may have an offset
+    heartbeat_ms: int = 2_000  # interval of heartbeats that members of Kafka's new groups get
 
     @classmethod
     def of(cls, members: int | None) -> Self:

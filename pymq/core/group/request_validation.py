@@ -18,12 +18,14 @@ from pymq.core.message import (
     Answer,
     Assigned,
     BeatClassic,
+    BeatReconciled,
     ClassicDone,
     ClassicState,
     CommitClassic,
     CommitOffset,
     DeleteGroup,
     DescribeClassic,
+    DescribeReconciled,
     GetGroup,
     GetLeases,
     GroupLeases,
@@ -38,19 +40,22 @@ from pymq.core.message import (
     ListGroups,
     Message,
     Range,
+    Reconciled,
+    ReconciledState,
     Settle,
     Settled,
     SyncClassic,
     SyncedClassic,
     Unsubscribe,
 )
-from pymq.core.types import check_name
+from pymq.core.types import check_name, check_topic_id
 from pymq.errors import InvalidRequest, PymqError
 
 SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
 TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
 RECORDS_MAX = 1 << 31  # in one request
+PARTITIONS_MAX = 1 << 20  # of one topic
 ID_MAX = 32  # hex digits of a topic's id
 SUBSCRIPTION_MAX = 1 << 20  # bytes that a member of a classic group may say about itself ...
 ASSIGNMENTS_MAX = 16 << 20  # ... and that its leader may assign to all
@@ -59,6 +64,7 @@ HEX = frozenset("0123456789abcdef")
 ClassicRequest = (
     JoinClassic | SyncClassic | BeatClassic | LeaveClassic | CommitClassic | DescribeClassic
 )
+KafkaRequest = ClassicRequest | BeatReconciled | DescribeReconciled
 GroupRequest = (
     Join
     | Heartbeat
@@ -71,7 +77,7 @@ GroupRequest = (
     | GetLeases
     | ListGroups
     | Unsubscribe
-    | ClassicRequest
+    | KafkaRequest
 )
 R = TypeVar("R", bound=GroupRequest)
 
@@ -125,6 +131,18 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.partition, "partition name")
             _number("the offset", m.offset, 0, OFFSET_MAX)
+        case Unsubscribe():
+            if m.group != m.name:
+                # The guard has checked access only to the group that the request names.
+                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+        case _:
+            _check_kafka(m)
+    return m
+
+
+def _check_kafka(m: GroupRequest) -> None:
+    """Check a request of a Kafka client; see :func:`check`."""
+    match m:
         case JoinClassic():
             check_name(m.group, "group name")
             _number("the size of subscriptions", _size(m.protocols), 0, SUBSCRIPTION_MAX)
@@ -137,13 +155,17 @@ def check(m: R) -> R:
                 check_name(each.topic, "topic name")
                 check_name(each.partition, "partition name")
                 _number("the offset", each.offset, 0, OFFSET_MAX)
-        case Unsubscribe():
-            if m.group != m.name:
-                # The guard has checked access only to the group that the request names.
-                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+        case BeatReconciled():
+            check_name(m.group, "group name")
+            for topic, id, count in m.topics or ():
+                check_name(topic, "topic name")
+                check_topic_id(id)
+                _number("the number of partitions", count, 0, PARTITIONS_MAX)
+            for topic, found in m.owned or ():
+                for index in found:
+                    _number(f"a partition of {topic!r}", index, 0, PARTITIONS_MAX)
         case _:
             pass  # These requests have no numbers, and a name that is only looked up.
-    return m
 
 
 def refusal(m: GroupRequest, error: PymqError) -> Message:
@@ -169,6 +191,10 @@ def refusal(m: GroupRequest, error: PymqError) -> Message:
             return ClassicDone(m.id, error=error)
         case DescribeClassic():
             return ClassicState(m.id, error=error)
+        case BeatReconciled():
+            return Reconciled(m.id, error=error)
+        case DescribeReconciled():
+            return ReconciledState(m.id, error=error)
         case Unsubscribe():
             return Answer(m.id, error=error)
         case _:

@@ -102,6 +102,15 @@ from pymq.core.message.groups import (
     Settle,
     Settled,
 )
+from pymq.core.message.reconciled_groups import (
+    BeatReconciled,
+    DescribeReconciled,
+    Indexes,
+    Reconciled,
+    ReconciledMember,
+    ReconciledMessage,
+    ReconciledState,
+)
 from pymq.core.message.records import (
     BEGIN,
     END,
@@ -136,7 +145,13 @@ from pymq.core.message.replicas import (
 )
 
 Message = (
-    RecordMessage | GroupMessage | ClassicMessage | AdminMessage | ControlMessage | ReplicaMessage
+    RecordMessage
+    | GroupMessage
+    | ClassicMessage
+    | ReconciledMessage
+    | AdminMessage
+    | ControlMessage
+    | ReplicaMessage
 )
 
 __all__ = [
@@ -152,6 +167,7 @@ __all__ = [
     "Assigned",
     "BalanceLeaders",
     "BeatClassic",
+    "BeatReconciled",
     "BecomeLeader",
     "BlockSizes",
     "BrokerHeartbeat",
@@ -177,6 +193,7 @@ __all__ = [
     "DescribeClassic",
     "DescribeCluster",
     "DescribePartitions",
+    "DescribeReconciled",
     "DescribeTopic",
     "EpochFound",
     "Fetch",
@@ -194,6 +211,7 @@ __all__ = [
     "GroupOffset",
     "GroupState",
     "Heartbeat",
+    "Indexes",
     "InitProducer",
     "Join",
     "JoinClassic",
@@ -227,6 +245,10 @@ __all__ = [
     "Range",
     "Reassign",
     "Recommission",
+    "Reconciled",
+    "ReconciledMember",
+    "ReconciledMessage",
+    "ReconciledState",
     "RecordMessage",
     "RecoverPartition",
     "RegisterBroker",

@@ -36,7 +36,7 @@ _Result = DescribeConfigsResponseDescribeConfigsResourceResult
 
 
 def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: KafkaCall) -> Steps:
-    """Describe the options of topics, and the few of a broker."""
+    """Describe the options of topics, and the few options of a broker."""
     del call
     answer = DescribeConfigsResponse()
     for resource in m.resources:
@@ -117,7 +117,7 @@ def _broker_options(
 
 
 def alter_configs(context: GateContext, m: AlterConfigsRequest, call: KafkaCall) -> Steps:
-    """Set all options of topics: those that are not named get their defaults."""
+    """Set all options of topics: options that the request does not name get their defaults."""
     del call
     answer = AlterConfigsResponse()
     for resource in m.resources:
@@ -143,7 +143,7 @@ def alter_configs(context: GateContext, m: AlterConfigsRequest, call: KafkaCall)
 def incremental_alter_configs(
     context: GateContext, m: IncrementalAlterConfigsRequest, call: KafkaCall
 ) -> Steps:
-    """Set some options of topics, or give them their defaults again."""
+    """Set some options of topics, or reset them to their defaults."""
     del call
     answer = IncrementalAlterConfigsResponse()
     for resource in m.resources:
@@ -169,7 +169,7 @@ def _changes(configs: list[IncrementalAlterConfigsRequestAlterableConfig]) -> di
     """Return the changed options by their names in pymq.
 
     Raises:
-        ConfigError: one of them is refused.
+        ConfigError: pymq refuses one of the changes.
     """
     given = list[tuple[str, str | None]]()
     for each in configs:
@@ -180,7 +180,7 @@ def _changes(configs: list[IncrementalAlterConfigsRequestAlterableConfig]) -> di
 
 
 def _alter(context: GateContext, topic: str, wanted: dict[str, Any], validate_only: bool) -> Steps:
-    """Change options of a topic; returns the code, and why they were refused."""
+    """Change options of a topic; return the code, and the reason of a refusal."""
     found = yield from load_topic(context, topic)
     if isinstance(found, PymqError):
         return code_of(found), found.message

@@ -1,4 +1,4 @@
-"""Fetch: reads several partitions, and waits until they have enough."""
+"""Fetch: reads several partitions, and waits until they have enough records."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ from pymq.kafka.wire.messages import (
     FetchResponsePartitionData,
 )
 
-PARTITION_BYTES_MIN = 64 << 10  # of an answer, however many partitions share it
+# bytes for a partition in an answer, however many partitions share the answer
+PARTITION_BYTES_MIN = 64 << 10
 WAIT_MAX_MS = 60_000
 SESSIONS_FROM = 7  # the version with which fetch sessions came
 _STALE = frozenset((Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION))
 
 
 class _Place(NamedTuple):
-    """A partition of a request that its broker is asked for."""
+    """A partition of a fetch that the gate requests from a broker."""
 
     part: FetchResponsePartitionData
     topic: TopicMetadata
@@ -118,7 +119,7 @@ def _fetch(context: GateContext, m: FetchRequest, topics: list[FetchRequestFetch
 
 
 def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
-    """Read all partitions once; returns the bytes, and whether a partition has an error."""
+    """Read all partitions once; return the bytes, and whether a partition has an error."""
     share = max(m.max_bytes // len(places), PARTITION_BYTES_MIN)
     requests = [_request(place, share) for place in places]
     answers = yield Ask([(context.me, make) for make in requests], WAIT_MAX_MS)
@@ -128,8 +129,8 @@ def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
         if holders(found):
             fetched = yield from ask_holders(found, partial(make, any_replica=True))
             if isinstance(fetched, Fetched) and fetched.error is None:
-                # The answer has the leader's end of the log: a holder of older records may know an
-                # earlier one.
+                # Answer with the leader's end of the log: a holder of older records may know an
+                # earlier end.
                 fetched = attrs.evolve(
                     fetched, log_start=found.log_start, high_watermark=found.high_watermark
                 )
@@ -144,7 +145,7 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
         Fetch,
         topic=name.topic,
         partition=name.partition,
-        # Read negative offsets as 0: Kafka has none, but they have a meaning for pymq's brokers.
+        # Treat negative offsets, which have a meaning only for pymq's brokers, as 0.
         offset=max(place.asked.fetch_offset, 0),
         max_bytes=max(min(place.asked.partition_max_bytes, share), 1),
         max_wait_ms=0,
@@ -153,7 +154,7 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
 
 
 def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
-    """Copy a broker's answer into the answer for a partition; returns the bytes of its records."""
+    """Copy a broker's answer into the answer for a partition; return the bytes of its records."""
     part, error = place.part, fetched.error
     if place.asked.fetch_offset < 0:
         error = OffsetOutOfRange(f"{place.asked.fetch_offset} is no offset")

@@ -24,7 +24,8 @@ from pymq.kafka.wire.messages import (
     OffsetFetchResponseOffsetFetchResponseTopics,
 )
 
-METADATA_MAX = 4_096  # characters of the text beside an offset, as offset.metadata.max.bytes
+# characters of the text that is committed with an offset, as offset.metadata.max.bytes
+METADATA_MAX = 4_096
 GROUPS_FROM = 8  # the version of OffsetFetch that names several groups
 
 
@@ -93,7 +94,8 @@ def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: KafkaCall) -
                         each.committed_offset,
                         -1,
                         each.metadata,
-                        # Until version 1 an error of the group was reported for each partition.
+                        # Up to version 1, the answer reports an error of the group for each
+                        # partition.
                         each.error_code or (one.error_code if call.version < 2 else 0),
                     )
                     for each in topic.partitions
@@ -136,7 +138,7 @@ def _named(
     found: TopicMetadata | PymqError | None,
     known: dict[str, dict[str, tuple[int, str]]],
 ) -> OffsetFetchResponseOffsetFetchResponseTopics:
-    """Return the offsets of some partitions of a topic; -1 where there is none."""
+    """Return the offsets of some partitions of a topic; -1 where there is no offset."""
     results = []
     for index in topic.partition_indexes:
         committed, note = -1, ""

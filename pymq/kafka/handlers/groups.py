@@ -43,11 +43,12 @@ from pymq.kafka.wire.messages import (
     SyncGroupResponse,
 )
 
-SLACK_MS = 10_000  # beyond the rebalance timeout, after which the coordinator has answered
+SLACK_MS = 10_000  # waiting time beyond the rebalance timeout, when the coordinator answers
 REBALANCE_MAX_MS = 1 << 31
 CLIENT_MAX = 64  # characters of a client's name in the ids of its members
 ID_REQUIRED_FROM = 4  # the version of JoinGroup whose clients know MEMBER_ID_REQUIRED
-CLASSIC = "classic"
+CLASSIC, CONSUMER = "classic", "consumer"
+RECONCILED = "reconciled"  # the coordinator's name for a group of Kafka's type "consumer"
 OTHER = "pymq"  # the protocol type of a group whose members are pymq's own clients
 
 
@@ -90,7 +91,7 @@ def join_group(context: GateContext, m: JoinGroupRequest, call: KafkaCall) -> St
 
 
 def sync_group(context: GateContext, m: SyncGroupRequest, call: KafkaCall) -> Steps:
-    """Get an assignment; the answer waits for the leader's."""
+    """Get an assignment; the answer waits until the group's leader has sent the assignments."""
     del call
     assignments = tuple((each.member_id, each.assignment) for each in m.assignments)
     who = m.group_id, m.member_id, m.group_instance_id, m.generation_id
@@ -156,9 +157,11 @@ def list_groups(context: GateContext, m: ListGroupsRequest, call: KafkaCall) -> 
                 kind, state = described.protocol_type, described.state or state
         if m.states_filter and state.lower() not in {each.lower() for each in m.states_filter}:
             continue
-        if m.types_filter and CLASSIC not in {each.lower() for each in m.types_filter}:
+        type_ = CONSUMER if kind == RECONCILED else CLASSIC
+        if m.types_filter and type_ not in {each.lower() for each in m.types_filter}:
             continue
-        listed.append(ListGroupsResponseListedGroup(name, kind, state, CLASSIC))
+        kind = CONSUMER if kind == RECONCILED else kind
+        listed.append(ListGroupsResponseListedGroup(name, kind, state, type_))
     return ListGroupsResponse(0, 0, listed)
 
 

@@ -22,11 +22,11 @@ from pymq.kafka.wire.messages import (
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 _ENDS = {LATEST: END, EARLIEST: BEGIN, EARLIEST_LOCAL: BEGIN}
 _NONE = (-1, -1)
-TIME_BITS = 62  # of a time in milliseconds
+TIME_BITS = 62  # bits of a time in milliseconds
 
 
 def list_offsets(context: GateContext, m: ListOffsetsRequest, call: KafkaCall) -> Steps:
-    """Find offsets by time; some times have a meaning of their own."""
+    """Find offsets by time; some times have a special meaning."""
     del call
     answer = ListOffsetsResponse()
     for topic in m.topics:
@@ -68,8 +68,7 @@ def _find(context: GateContext, topic: TopicMetadata, index: int, time: int) -> 
     if not isinstance(answer, OffsetFound) or answer.error is not None:
         return code_of(answer.error)
     offset = answer.offset
-    # Read the record: Kafka's answer has the record's time, and says whether there is such a
-    # record.
+    # Read the record, because Kafka's answer contains its time, or -1 if there is no such record.
     read = partial(Fetch, topic=name[0], partition=name[1], topic_id=topic_id)
     record = yield from _search(context, partial(read, offset=offset, max_bytes=1, max_wait_ms=0))
     if not isinstance(record, Fetched) or record.error is not None:

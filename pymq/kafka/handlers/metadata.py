@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, ApiVersions and FindCoordinator: which broker a client has to ask."""
+"""Metadata, DescribeCluster, ApiVersions and FindCoordinator: find the broker to ask."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pymq.kafka.wire.messages import (
 )
 
 CLUSTER_ID = "pymq"
-NO_OPERATIONS = -(1 << 31)  # authorized operations were not asked for
-LEADER_TRIES = 100  # for the leaders of a topic that was just created ...
+NO_OPERATIONS = -(1 << 31)  # the client did not ask for authorized operations
+LEADER_TRIES = 100  # attempts to find the leaders of a new topic ...
 LEADER_MS = 10  # ... with such pauses
-_GROUPS = 0  # the kind of a coordinator
+_GROUPS = 0  # the kind of coordinator that serves groups
 
 
 def metadata(context: GateContext, m: MetadataRequest, call: KafkaCall) -> Steps:
@@ -84,7 +84,7 @@ def topic_names(context: GateContext) -> Steps:
 
 
 def _load_all(context: GateContext) -> Steps:
-    """Look all topics up, so that their ids are known."""
+    """Load all topics, so that their ids are known."""
     names = yield from topic_names(context)
     if isinstance(names, list):
         for name in names:
@@ -93,7 +93,7 @@ def _load_all(context: GateContext) -> Steps:
 
 
 def _topic(context: GateContext, name: str, creates: bool) -> Steps:
-    """Describe one topic; one that is missing is created, if the client and the gate allow it."""
+    """Describe one topic; create a missing topic, if the client and the gate allow it."""
     try:
         check_name(name, "topic name")
     except InvalidName:
@@ -186,7 +186,9 @@ def describe_cluster(context: GateContext, m: DescribeClusterRequest, call: Kafk
 
 
 def find_coordinator(context: GateContext, m: FindCoordinatorRequest, call: KafkaCall) -> Steps:
-    """Name the broker that coordinates a group: the leader of its partition of the offsets."""
+    """Name the broker that coordinates a group: the leader of the partition with the group's
+    offsets.
+    """
     keys = m.coordinator_keys if call.version >= 4 else [m.key]
     partitions: tuple[PartitionLeader, ...] = ()
     if m.key_type == _GROUPS:

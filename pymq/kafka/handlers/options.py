@@ -17,7 +17,7 @@ BOOLEAN, STRING, INT, LONG, LIST = 1, 2, 3, 5, 7
 
 
 class Option(NamedTuple):
-    """An option of a topic: its name in pymq, and how its values are read and shown."""
+    """An option of a topic: its name in pymq, and functions that read and show its values."""
 
     name: str
     kind: int
@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
 
 def _size(text: str) -> int | None:
-    """Read a number, of which -1 means no limit."""
+    """Read a number; -1 means no limit."""
     number = int(text)
     return None if number == -1 else number
 
@@ -61,11 +61,11 @@ FIXED = {
     "file.delete.delay.ms": ("60000", LONG),
     "message.timestamp.type": ("CreateTime", STRING),
 }
-"""Options that a topic has with one value only."""
+"""Options that can have only one value."""
 
 
 def read(name: str, text: str | None) -> dict[str, Any]:
-    """Return an option by its name in pymq; nothing if it changes nothing.
+    """Return an option by its name in pymq; nothing for an option without effect.
 
     Raises:
         ConfigError: pymq does not have the option, or not with this value.
@@ -89,7 +89,7 @@ def read_all(given: list[tuple[str, str | None]]) -> dict[str, Any]:
     """Return options by their names in pymq, checked.
 
     Raises:
-        ConfigError: one of them is refused.
+        ConfigError: pymq refuses one of the options.
     """
     found: dict[str, Any] = {}
     for name, text in given:

@@ -40,7 +40,8 @@ from pymq.kafka.wire.messages import (
 _ACKS = {0: AckMode.LEADER, 1: AckMode.LEADER, -1: AckMode.RAFT}
 LAST_EPOCH = 32_767
 WAIT_MIN_MS, WAIT_MAX_MS = 1_000, 120_000
-# The cached metadata is old: the topic was replaced by a new topic, or the leader has changed.
+# Errors that mean that the cached metadata is old: another topic has this name now, or the leader
+# has changed.
 _STALE = frozenset(
     (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE)
 )
@@ -49,8 +50,8 @@ _STALE = frozenset(
 def produce(context: GateContext, m: ProduceRequest, call: KafkaCall) -> Steps:
     """Append a batch to each partition.
 
-    A producer with ``acks=0`` gets no answer. If its records are refused, its connection is closed,
-    so that it looks for the leaders again.
+    A producer with ``acks=0`` gets no answer. If its records are refused, the gate closes the
+    connection, so that the producer looks for the leaders again.
     """
     is_silent = m.acks == 0
     if is_silent:
@@ -179,7 +180,7 @@ def new_producer_id(context: GateContext) -> Steps:
 
 
 def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: KafkaCall) -> Steps:
-    """Give out a producer id, or the next epoch of one that the producer has already."""
+    """Give out a producer id, or the next epoch of the producer's present id."""
     del call
     if m.transactional_id is not None:
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

@@ -29,9 +29,9 @@ from pymq.kafka.wire.messages import (
     DeleteTopicsResponseDeletableTopicResult,
 )
 
-PARTITIONS_MAX = 10_000  # of a topic, in one request
+PARTITIONS_MAX = 10_000  # partitions of a topic that one request may create
 Refusal = tuple[Code, str]
-_DEFAULT = -1  # instead of a number
+_DEFAULT = -1  # stands for no number
 
 
 def create_topics(context: GateContext, m: CreateTopicsRequest, call: KafkaCall) -> Steps:
@@ -103,7 +103,7 @@ def _create(
 
 
 def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: KafkaCall) -> Steps:
-    """Delete topics, named by their names or ids."""
+    """Delete topics, given by name or id."""
     topics = m.topics
     if call.version < 6:
         topics = [DeleteTopicsRequestDeleteTopicState(name) for name in m.topic_names]

@@ -1,6 +1,6 @@
-"""What a handler works with: its request, pymq's nodes, and the ways to wait.
+"""The interface between handlers and the gate: requests to pymq's nodes, and the ways to wait.
 
-A handler is a generator. It yields one of
+A handler is a generator, which yields one of
 
 * :class:`Ask`: requests to nodes; it gets their answers, in the same order. An answer that did not
   come in time is a :class:`Late`;
@@ -30,15 +30,16 @@ from pymq.kafka.codes import Code
 if TYPE_CHECKING:
     from pymq.kafka.shared.controllers import Controllers
     from pymq.kafka.shared.fetch_sessions import FetchSessions
+    from pymq.kafka.shared.subscriptions import Subscriptions
     from pymq.kafka.shared.topic_cache import TopicCache
     from pymq.kafka.shared.watches import Watches
 
-ANSWER_MS = 30_000  # time for a node's answer
-HOLDERS_MAX = 3  # holders of older records that the gate asks at most
+ANSWER_MS = 30_000  # time limit for a node's answer
+HOLDERS_MAX = 3  # how many holders of older records the gate asks at most
 
 
 class Outcome(Enum):
-    """What the gate does with a request that gets no answer."""
+    """The gate's step for a request without an answer."""
 
     NO_ANSWER = 1
     CLOSE = 2  # the client has to connect anew
@@ -48,7 +49,7 @@ NO_ANSWER, CLOSE = Outcome.NO_ANSWER, Outcome.CLOSE
 
 
 class Late:
-    """Stands for an answer that did not come in time."""
+    """Takes the place of an answer that did not come in time."""
 
     error: PymqError = RequestTimeout("the broker did not answer in time")
 
@@ -68,7 +69,7 @@ class Ask(NamedTuple):
 
 
 class Doze(NamedTuple):
-    """Wait until one of these partitions ends beyond an offset, at most until a time."""
+    """Wait until one of these partitions ends beyond an offset, or until a time."""
 
     partitions: Sequence[tuple[TopicPartition, int]]
     until: int
@@ -90,7 +91,7 @@ Steps = Generator[Wait, Any, Any]
 
 
 class Endpoint(NamedTuple):
-    """Where a broker listens for Kafka's clients."""
+    """The address at which a broker listens for Kafka's clients."""
 
     node: int
     host: str
@@ -99,7 +100,7 @@ class Endpoint(NamedTuple):
 
 @define
 class GateContext:
-    """What the handlers of a gate share."""
+    """State that the handlers of a gate share."""
 
     me: str  # the broker that the gate belongs to
     controllers: Controllers
@@ -107,6 +108,7 @@ class GateContext:
     topics: TopicCache
     watches: Watches
     sessions: FetchSessions
+    subscriptions: Subscriptions
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits
@@ -118,12 +120,12 @@ class GateContext:
     now: int = 0  # in the loop's milliseconds
     spent: int = 0  # of the slice of this turn, in decoded records
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
-    # The codes with which tests have the next batches refused, by topic.
+    # The codes that refuse the next batches, for tests, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
 
 
 class KafkaCall(NamedTuple):
-    """A request of a client: who sends it, and in which version."""
+    """A client's request, with the client's name and the version."""
 
     version: int
     client: str
@@ -139,7 +141,7 @@ def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
 
 def holders(answer: Any) -> list[str]:
     """The brokers that hold the requested records, if the leader does not. Moving a partition moves
-    no data, so older blocks may be on other brokers than the leader.
+    no data, so other brokers than the leader may hold older blocks.
     """
     if not isinstance(answer.error, ReplicaNotAvailable):
         return []

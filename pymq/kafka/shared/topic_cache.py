@@ -41,7 +41,7 @@ class TopicCache:
         self._names[id_bytes(metadata.topic_id)] = metadata.topic
 
     def drop(self, name: str) -> None:
-        """Forget a topic: a broker has refused a request about it."""
+        """Forget a topic, because a broker has refused a request about it."""
         found = self._topics.pop(name, None)
         if found is not None:
             self._names.pop(id_bytes(found.topic_id), None)

@@ -1,4 +1,4 @@
-"""Waits for partitions to grow: one request a partition, however many clients wait for it."""
+"""Waits for partitions to grow, with one request per partition for all waiting clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pymq.core.message import Fetch, Fetched
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 
-WATCH_MS = 20_000  # longest wait of a request; after it, the clients that still wait fetch again
+WATCH_MS = 20_000  # longest wait of a request; then all waiting clients fetch again
 LOST_MS = 30_000  # a request without an answer after this time counts as lost
 
 
@@ -49,7 +49,7 @@ class Watches:
                 watch.waiting.pop(conversation, None)
 
     def answered(self, message: Fetched) -> bool:
-        """Handle an answer; returns whether it answers a request of this object."""
+        """Handle an answer; return whether it belongs to a request of this object."""
         name = self._requests.pop(message.id, None)
         if name is None:
             return False
@@ -60,5 +60,5 @@ class Watches:
 
 
 def watch_request(request: int, name: TopicPartition, end: int) -> Fetch:
-    """Return the request that is answered once a partition ends beyond *end*."""
+    """Return a request whose answer comes once a partition ends beyond *end*."""
     return Fetch(request, name.topic, name.partition, end, 0, WATCH_MS)

@@ -1,12 +1,13 @@
 """Makes readers and writers of Kafka's messages, one for each message and version.
 
-They are made as Python source from the schema when first asked for, as attrs makes an ``__init__``:
-neighbouring fields of fixed size are one ``struct`` format, and a field that the version does not
-have costs nothing. The source for all versions would be 1 MB, so it is not part of the package. A
-client uses about 20 versions. A process makes each of them once, in a few milliseconds.
+The first use of a reader or writer generates its Python source from the schema, as attrs generates
+an ``__init__``. Neighbouring fields of fixed size are one ``struct`` format, and fields that the
+version lacks cost nothing. The package does not contain the source for all versions, because that
+would be 1 MB. A client uses about 20 versions, and a process generates the source of each version
+once, in a few milliseconds.
 
-Every length is checked against the bytes that are left before anything is allocated, so a message
-never takes more memory than a small multiple of its own bytes.
+A reader checks every length against the remaining bytes before it allocates memory, so a message
+never takes more memory than a small multiple of its own size.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from pymq.kafka.wire import messages
 from pymq.kafka.wire.schema import FIXED, Field, MessageSchema, class_name, default, schemas
 
 Read = Callable[[Buffer, int], tuple[Any, int]]
-"""Reads a message at a position; returns it and the position after it."""
+"""Reads a message at a position; returns the message and the position after it."""
 Write = Callable[[Any, Callable[[Buffer], None]], None]
-"""Writes a message as parts, each handed to the second argument."""
+"""Writes a message as parts; calls the second argument with each part."""
 
 MALFORMED = (ValueError, IndexError, struct.error)
-"""What a reader raises for bytes that are no such message."""
+"""The exceptions of a reader for bytes that are not such a message."""
 
 _IN = "    "
 _COMPACT_NULL, _NULL16, _NULL32 = r"b'\0'", r"b'\xff\xff'", r"b'\xff\xff\xff\xff'"
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Read an unsigned varint of at most 31 bits; returns it and the position after it."""
+    """Read an unsigned varint of at most 31 bits; return its value and the position after it."""
     found = shift = 0
     while True:
         byte = data[position]
@@ -75,7 +76,7 @@ def _not_null() -> Any:
 
 
 def skip_tags(data: Buffer, position: int) -> int:
-    """Skip tagged fields; returns the position after them."""
+    """Skip tagged fields; return the position after them."""
     count, position = read_varint(data, position)
     for _ in range(count):
         _, position = read_varint(data, position)

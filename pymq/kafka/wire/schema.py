@@ -11,7 +11,8 @@ PATH = Path(__file__).with_name("schema.json")
 NO_VERSION = (1, 0)
 _ANY = 1 << 15
 
-Versions = tuple[int, int]  # the first and the last; the first is greater if there are none
+# the first and the last version; the first is greater if there is no version
+Versions = tuple[int, int]
 
 FIXED = dict(
     zip("bool int8 int16 uint16 int32 uint32 int64 float64".split(), "?bhHiIqd", strict=True)
@@ -40,7 +41,7 @@ class Field(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        """Whether it is an array."""
+        """Whether the field is an array."""
         return self.type.startswith("[]")
 
     def is_in(self, version: int) -> bool:
@@ -48,11 +49,11 @@ class Field(NamedTuple):
         return self.versions[0] <= version <= self.versions[1]
 
     def is_nullable(self, version: int) -> bool:
-        """Whether it may be null in a version."""
+        """Whether the field may be null in a version."""
         return self.nullable[0] <= version <= self.nullable[1]
 
     def is_tagged(self, version: int) -> bool:
-        """Whether it is among the tagged fields of a version."""
+        """Whether the field is a tagged field in a version."""
         return self.tagged[0] <= version <= self.tagged[1]
 
 
@@ -81,7 +82,7 @@ def parse_versions(text: str) -> Versions:
 
 
 def _field(name: str, found: list[Any]) -> Field:
-    """Read ``[type, versions]`` or ``[type, versions, {what is unusual}]``."""
+    """Read ``[type, versions]`` or ``[type, versions, {exceptions}]``."""
     kind, versions, *rest = found
     odd: dict[str, Any] = rest[0] if rest else {}
     return Field(
@@ -118,7 +119,7 @@ def class_name(message: str, struct: str) -> str:
 
 
 def default(message: str, field: Field) -> str:
-    """Return a field's default, as Python."""
+    """Return a field's default, as Python source."""
     item, text = field.item, field.default
     if text == "null" or item == "records":
         return "None"

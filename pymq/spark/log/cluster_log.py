@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 POLL_MS = 1000  # how long a fetch waits for new records
 REFRESH_S = 1.0  # time for a zkserver's answer when cached metadata can be used instead
-AWAY_S = 5.0  # after such a timeout, cached metadata is used for this long without a request
+AWAY_S = 5.0  # how long cached metadata is used without a request after such a timeout
 
 
 @define
@@ -41,8 +41,8 @@ class KnownTopics:
 class ClusterLog:
     """The log of a cluster, read through a client.
 
-    If *known* is given, and no zkserver answers, the log uses the cached metadata. It then finds
-    new topics and partitions when a zkserver answers again.
+    If *known* is given, and no zkserver answers, the log uses the cached metadata. The log finds
+    new topics and partitions once a zkserver answers again.
     """
 
     def __init__(self, mq: Client, timeout_s: float, known: KnownTopics | None = None) -> None:
@@ -52,7 +52,7 @@ class ClusterLog:
         self._known = known
 
     def topics(self) -> list[str]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         known = self._known
         if known is None or known.names is None:
             names = self._list(self._timeout_s)
@@ -63,7 +63,7 @@ class ClusterLog:
         return names
 
     def topic(self, name: str) -> Topic:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         known = self._known
         there = known.topics.get(name) if known is not None else None
         if known is None or there is None:
@@ -95,13 +95,13 @@ class ClusterLog:
     def bounds(
         self, topic: str, partitions: Sequence[str], topic_id: str = ""
     ) -> Mapping[str, tuple[int, int]]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         return self._questions.all_bounds(topic, partitions, self._timeout_s, topic_id)
 
     def at_time(
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         found = self._questions.ask_leaders(
             topic,
             partitions,
@@ -125,7 +125,7 @@ class ClusterLog:
     def read(
         self, wanted: Range, fetch_bytes: int, begun: Call | None = None
     ) -> Iterator[EncodedBatch]:
-        """As :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
+        """See :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
         topic, partition, position, end, _ = wanted
         until = self._client.driver.monotonic() + self._timeout_s
         while position < end:

@@ -36,7 +36,8 @@ from pymq.store.file.os_files import OsFiles
 CKPT = ".ckpt"
 TRIES = 5  # a copy of the metadata taken during a change is inconsistent
 SETTLED_NS = 2_000_000_000
-READ_BYTES = 512 << 10  # per read: small enough to be in the CPU cache when checked and copied
+# bytes of a read, which stay in the CPU cache until they are checked and copied
+READ_BYTES = 512 << 10
 
 State = tuple[tuple[int, int, int], ...]  # of each file: inode, size, mtime
 
@@ -46,7 +47,8 @@ def metadata_state(path: str) -> State:
     found = []
     for name in (path, path + "-wal"):
         try:
-            # Not `os.stat`: on a network file system only opening refreshes the attributes.
+            # `os.stat` is not enough: on a network file system only opening refreshes the
+            # attributes.
             with open(name, "rb") as file:
                 about = os.fstat(file.fileno())
         except OSError:
@@ -56,14 +58,14 @@ def metadata_state(path: str) -> State:
 
 
 def is_settled(state: State, looked_ns: int) -> bool:
-    """Whether the files are old enough: mtimes are coarse, so a recent file may change unseen."""
+    """Whether the files are so old that a change would show: mtimes are coarse."""
     return all(looked_ns - changed > SETTLED_NS for _, _, changed in state)
 
 
 class FolderLog:
     """The log in an embedded folder, read from its files.
 
-    Topics and blocks are read once, and again by :meth:`look`.
+    The first use reads topics and blocks; :meth:`look` reads them again.
     """
 
     def __init__(self, path: str) -> None:
@@ -71,11 +73,11 @@ class FolderLog:
         self._folder = Folder(path, self._files)
         self._image: Image | None = None
         self._metadata = os.path.join(path, METADATA)
-        self._state: State = ()  # of the metadata that the image shows
+        self._state: State = ()  # state of the metadata in the image
         self._looked_ns = 0  # when that state was read
 
     def look(self) -> None:
-        """Refresh the image; reads the metadata only if it may have changed."""
+        """Refresh the image; read the metadata only if its files may have changed."""
         state = metadata_state(self._metadata)
         if state != self._state or not is_settled(state, self._looked_ns):
             self._image = None
@@ -167,7 +169,7 @@ class FolderLog:
 
         Raises:
             OffsetOutOfRange: the start of the range has been removed.
-            UnknownTopic: the topic was deleted, perhaps created again.
+            UnknownTopic: the topic was deleted; a topic of the same name may exist now.
             CorruptBlock: a file is damaged.
         """
         position = wanted.start
@@ -229,8 +231,8 @@ class FolderLog:
     def _end(self, id: BlockId, block: BlockNode) -> int:
         """Return where the open block ends now: after its last complete batch.
 
-        After that batch there are preallocated zeros or an incomplete batch. A batch may itself end
-        in zeros, so this reads the file from the front.
+        Behind that batch are preallocated zeros or an incomplete batch. A complete batch may end in
+        zeros, so the search begins at the front of the file.
         """
         with self._open(id) as handle:
             if handle < 0:

@@ -54,6 +54,6 @@ class TopicLog(Protocol):
 
         Raises:
             OffsetOutOfRange: the start of the range has been removed.
-            UnknownTopic: the topic was deleted, perhaps created again.
+            UnknownTopic: the topic was deleted; a topic of the same name may exist now.
         """
         ...

@@ -1,4 +1,4 @@
-"""The size of a batch: where gaps end, and how many records a number of bytes is."""
+"""The size of a batch: skips gaps, and converts a limit in bytes to a number of records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pymq.spark.log.topic_log import TopicLog
 from pymq.spark.planning import Place, Range
 from pymq.spark.read.offsets import Position
 
-SAMPLE_BYTES = 64 << 10  # of one fetch; a broker answers with a whole batch at least
-SAMPLED = 32  # partitions whose records are sampled: those with most waiting offsets
+SAMPLE_BYTES = 64 << 10  # bytes of one fetch; a broker answers with at least one whole batch
+SAMPLED = 32  # records of this many partitions are sampled: those with most waiting offsets
 ROUNDS = 4  # rounds of estimation; the last estimate is used
 
-SizeAt = Callable[[Place, int, int], float]  # bytes of a record of a place at an offset, of an end
+SizeAt = Callable[[Place, int, int], float]  # bytes per record: place, offset, end
 
 
 def skip_gaps(
@@ -51,8 +51,8 @@ def limit_bytes(
 ) -> dict[Place, int]:
     """Return the ends of a batch of about *most* bytes between *start* and *end*.
 
-    The size of records is estimated by those at the start and, as sizes may change, at the end of
-    the batch. Each partition with waiting offsets gets at least one.
+    The estimate uses records at the start of the batch and, as sizes may change, at its end. Each
+    partition with waiting offsets gets at least one.
     """
     waiting = {place: end[place] - start.get(place, 0) for place in end}
     longest = sorted((place for place in waiting if waiting[place] > 0), key=lambda p: -waiting[p])

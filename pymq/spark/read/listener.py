@@ -48,7 +48,8 @@ class ProgressListener(StreamingQueryListener):
         with pymq.metrics.registered(mq):  # for prometheus_client
             ...
 
-    The bytes are an estimate: the size of a few records at the query's position, times the lag.
+    The lag in bytes is an estimate: the lag in records, times the size of a few records at the
+    query's position.
     """
 
     def __init__(self, mq: Client) -> None:
@@ -72,7 +73,7 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: a query that starts has no lag yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Take in the lag of a query's sources."""
+        """Store the lag of a query's sources."""
         progress = event.progress
         query = progress.name or str(progress.id)
         lags, seen = [], Counter[str]()

@@ -1,7 +1,7 @@
 """Positions of a query as canonical JSON: equal positions give equal text.
 
 Spark compares the text. The shape is Kafka's, plus the id of each topic under the key ``@``: a
-topic that was deleted and created again is another topic, whatever its offsets are::
+topic that was deleted and created again is another topic, even with equal offsets::
 
     {"@": {"orders": "3f2a9c10..."}, "orders": {"0": 123, "1": 456}}
 """
@@ -18,7 +18,7 @@ IDS = "@"  # a key that cannot be the name of a topic
 
 
 def order(partition: str) -> tuple[int, int | str]:
-    """Return the sort key of a partition: numbers by value, before names."""
+    """Return the sort key of a partition: numbers by value, then names."""
     return (0, int(partition)) if partition.isdecimal() else (1, partition)
 
 

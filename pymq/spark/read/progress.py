@@ -31,17 +31,17 @@ def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, i
 
 
 def describe(query: StreamingQuery | StreamingQueryProgress) -> list[str]:
-    """Return what each source of a query reads, such as ``pymq[orders,payments]``.
+    """Describe each source of a query, for example ``pymq[orders,payments]``.
 
-    Spark shows the name of a Java class as the description of a Python source. Takes what
-    :func:`lag` takes; the list is empty before the end of a query's first batch.
+    Spark shows the name of a Java class as the description of a Python source. The argument is that
+    of :func:`lag`; the list is empty before the end of a query's first batch.
     """
     progress = query.lastProgress if hasattr(query, "lastProgress") else query
     return [description(source) for source in progress.sources] if progress is not None else []
 
 
 def description(source: SourceProgress) -> str:
-    """Return what one source reads; Spark's description if it is of another kind."""
+    """Describe one source; for a source of another kind, return Spark's description."""
     found = _position(source.latestOffset) or _position(source.endOffset)
     return str(source.description) if found is None else f"pymq[{','.join(sorted(found.ids))}]"
 
@@ -50,13 +50,13 @@ def description(source: SourceProgress) -> str:
 class OffsetsBehind:
     """How far a source is behind the ends of its partitions."""
 
-    records: dict[tuple[str, str], int]  # not read, by (topic, partition)
+    records: dict[tuple[str, str], int]  # unread records, by (topic, partition)
     at: Position
     latest: Position
 
 
 def behind(source: SourceProgress) -> OffsetsBehind | None:
-    """Return how far one source is behind; None for another kind, or one that read nothing yet."""
+    """Return how far one source is behind; None for other sources, and before the first batch."""
     at, latest = _position(source.endOffset), _position(source.latestOffset)
     if at is None or latest is None:
         return None

@@ -19,7 +19,7 @@ from pymq.spark.process import client
 from pymq.spark.read.offsets import Position
 
 EVERY_S = 1.0  # at most once in this time, so that short batches are not delayed
-TIMEOUT_S = 2.0  # of each request
+TIMEOUT_S = 2.0  # timeout of each request
 
 log_ = logging.getLogger("pymq.spark")
 
@@ -37,8 +37,8 @@ class GroupProgress:
         """Publish the offsets up to which a query has read, with the *ends* of their partitions, at
         most once a second.
 
-        *is_last* publishes at once: the query may end. A failure is logged, and tried again with
-        the next batch.
+        *is_last* publishes at once, because the query may end. A failure is logged; the next batch
+        tries again.
         """
         now = time.monotonic()
         if self._group is None or (now < self._due_s and not is_last):

@@ -14,7 +14,7 @@ from pymq.spark.process import one_sentence
 class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Raises the error of its options at the first call.
 
-    Spark's planner fails in another way, and hides the error, if making the reader raises.
+    If creating the reader raised the error, Spark's planner would hide it behind another one.
     """
 
     def __init__(self, error: PymqError) -> None:
@@ -25,11 +25,11 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._error.with_traceback(None)
 
     def getDefaultReadLimit(self) -> Never:
-        """Raise the error: the first call of a query with a trigger that goes on."""
+        """Raise the error: a query whose trigger repeats makes this call first."""
         self._refuse()
 
     def prepareForTriggerAvailableNow(self) -> Never:
-        """Raise the error: the first call of a query that ends."""
+        """Raise the error: a query that ends by itself makes this call first."""
         self._refuse()
 
     def initialOffset(self) -> Never:

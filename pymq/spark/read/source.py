@@ -37,7 +37,7 @@ from pymq.spark.read.offsets import Position
 from pymq.spark.read.published import GroupProgress
 from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
 
-ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
+ARROW_BYTES = 2 << 20  # bytes of record batches that become one Arrow batch
 ARROW_ROWS = 50_000
 
 log_ = logging.getLogger("pymq.spark")
@@ -144,8 +144,8 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             most_bytes = self._options.admission.max_bytes
             if most_bytes is not None and not isinstance(limit, ReadAllAvailable):
                 ends = limit_bytes(record_sizes(log, target), first, ends, most_bytes)
-        # Keep the offsets of partitions that have gone: if they return, they are not new. Drop the
-        # offsets of a topic that was deleted and created again: they belong to the old topic.
+        # Keep the offsets of partitions that are missing now: such a partition is not new if it
+        # returns. Drop the offsets of the old topic if a topic was deleted and created again.
         ids = {**begin.ids, **target.ids}
         kept = {
             place: offset
@@ -185,7 +185,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, self._schema, partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: Spark's checkpoint has the batch, and only that counts."""
+        """Do nothing: only the batch in Spark's checkpoint counts."""
 
     def stop(self) -> None:
         """Do nothing: Spark does not always call this."""
@@ -238,7 +238,7 @@ def _check_schema(options: SourceOptions, schema: StructType) -> None:
     for field in schema.fields:
         known = columns.FIELDS.get(field.name)
         if field.name == "value" and options.values.format != "binary":
-            from pymq.spark.values.checked import check_type  # on demand: most queries need none
+            from pymq.spark.values.checked import check_type  # most queries need no check
 
             check_type(options.values.format, field.dataType)
             known = field.dataType
@@ -276,7 +276,7 @@ def _read(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, ReadTask):
-        return  # If a query has no tasks, Spark runs one task with None.
+        return  # Spark runs one task with None for a query without tasks.
     names = [field.name for field in schema.fields]
     shape = columns.arrow_schema(schema)
     gathered = columns.ArrowColumns(names, shape, _value_column(options, shape))
@@ -292,7 +292,7 @@ def _read(
 
 
 def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | None:
-    """Return the function that makes the column of values, unless values stay bytes."""
+    """Return the function that makes the column of values; None if values stay bytes."""
     values = options.values
     if values.is_plain or "value" not in shape.names:
         return None

@@ -1,4 +1,4 @@
-"""Resolves which partitions a query reads, and their start and end offsets."""
+"""Finds the partitions that a query reads, and their start and end offsets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Bounds:
 
     starts: dict[Place, int]
     ends: dict[Place, int]
-    ids: dict[str, str]  # of the topics
+    ids: dict[str, str]  # ids of the topics
 
     @classmethod
     def of(

@@ -15,11 +15,11 @@ def resolve_source(options: SourceOptions, given: StructType | None = None) -> S
     """Return the options with the registered schema of their topics, if they name a format and no
     schema.
 
-    *given* is the schema that the query names. With it, JSON needs no registered schema, and other
-    formats need one only to decode values.
+    *given* is the schema that the query names. With *given*, JSON needs no registered schema, and
+    other formats need one only to decode values.
 
     Raises:
-        ConfigError: topics have different schemas, or one of another format.
+        ConfigError: the topics have different schemas, or a schema of another format.
     """
     values = options.values
     if values.format in ("binary", "arrow") or values.schema is not None:

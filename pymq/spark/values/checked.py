@@ -57,7 +57,7 @@ def check_rows(values: ValueOptions, kind: DataType) -> None:
     """Check that the rows of a sink fit the schema of their values.
 
     Raises:
-        ConfigError: a column is missing, is not in the schema or has another type.
+        ConfigError: a column is missing, is not in the schema, or has another type.
     """
     if values.format == "binary":
         return

@@ -1,6 +1,6 @@
 """Encodes and decodes single values, from and to the Python objects that pyarrow makes of structs.
-For a value that does not fit, the functions raise any exception, and the caller adds which record
-it was.
+For a value that does not fit, the functions raise any exception; the caller adds the record's
+place.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _protobuf(text: str, kind: pa.DataType) -> ValueCodec:
 
 
 def _fields(message: Any, kind: pa.DataType) -> dict[str, Any]:
-    """Return the fields of a message that a struct has; those without a value have their default,
-    and are null if they are messages.
+    """Return the fields of a message that a struct has. A field without a value has its default, or
+    null if the field is a message.
     """
     known, found = message.DESCRIPTOR.fields_by_name, {}
     for field in kind:
@@ -152,7 +152,7 @@ def _moment(text: str) -> datetime.datetime:
 
 
 def _reader(kind: pa.DataType, *, is_text: bool, has_uuid: bool = False) -> Convert | None:
-    """Return a function that converts a decoded item for pyarrow; None if none is needed."""
+    """Return a function that converts a decoded item for pyarrow; None if the item stays."""
     again = {"is_text": is_text, "has_uuid": has_uuid}
     if pa.types.is_struct(kind):
         some = {each.name: read for each in kind if (read := _reader(each.type, **again))}
@@ -172,7 +172,7 @@ def _reader(kind: pa.DataType, *, is_text: bool, has_uuid: bool = False) -> Conv
 
 
 def _writer(kind: pa.DataType, *, is_text: bool) -> Convert | None:
-    """Return the reverse of :func:`_reader`; text leaves fields that are null out of structs."""
+    """Return the reverse of :func:`_reader`; in text formats, structs omit fields that are null."""
     if pa.types.is_struct(kind):
         fields = {each.name: _writer(each.type, is_text=is_text) for each in kind}
         return lambda item: {

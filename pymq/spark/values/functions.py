@@ -78,7 +78,7 @@ def _check(format: str) -> None:
 def _udf(work: Callable[..., Any], kind: DataType) -> Callable[..., Column]:
     # Annotations are strings in this module; Spark needs types.
     work.__annotations__ = {"values": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # Its type hints reject annotations set at run time.
+    make: Any = arrow_udf  # Spark's type hints reject annotations set at run time.
     made: Callable[..., Column] = make(work, kind)
     return made
 

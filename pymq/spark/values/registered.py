@@ -40,10 +40,11 @@ def versions(log: TopicLog) -> dict[str, list[SchemaVersion]]:
 def resolve_sink(options: SinkOptions, mq: Client | None = None) -> SinkOptions:
     """Return the options with the registered schema of the topic, which every row has to fit.
 
-    *mq* is the client to ask; None: that of this process, which stays open.
+    *mq* is the client to use; None for this process's own client, which stays open.
 
     Raises:
-        ConfigError: the topic has a schema of another format, or values must have another.
+        ConfigError: the schema of the topic has another format, or is not the schema in the
+        options.
     """
     values = options.values
     if values.format in ("binary", "arrow") or options.topic is None:
@@ -58,7 +59,7 @@ def resolve_sink(options: SinkOptions, mq: Client | None = None) -> SinkOptions:
         return attrs.evolve(options, values=attrs.evolve(values, schema=schema.text))
     own = Schema(values.format, text_of(tree_of(values.schema)))
     if own != schema:
-        from pymq.serde.compatibility import unreadable  # on demand: few sinks need it
+        from pymq.serde.compatibility import unreadable  # on demand: few sinks need this check
 
         if why := unreadable(reader=schema, writer=own):
             raise ConfigError(
@@ -72,7 +73,7 @@ def check_format(format: str, schema: Schema, topic: str) -> None:
     """Check that the registered schema of a topic is of the format of the options.
 
     Raises:
-        ConfigError: it is of another.
+        ConfigError: the schema has another format.
     """
     if schema.format != format:
         raise ConfigError(

@@ -121,7 +121,7 @@ class _Json:
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._within: tuple[str, ...] = ()  # the references that are being followed
+        self._within: tuple[str, ...] = ()  # the references on the path to the present one
 
     def of(self, schema: Any) -> T.DataType:
         """Return the type of values of *schema*, which is a part of the root schema."""

@@ -1,4 +1,4 @@
-"""Columns of values: structs of the records that are read, and records of the rows written."""
+"""The column of values: decodes records to structs, and encodes rows to records."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ValueColumn:
         ) from error
 
     def _decoders_of(self, part: BatchPart) -> Sequence[Callable[[bytes], Any]]:
-        """Return the decoder of each record: Avro needs the schema that it was written with."""
+        """Return the decoder of each record: for Avro, that of the schema which the writer used."""
         made = self._codec
         if made is None:
             return [self._arrow] * part.length

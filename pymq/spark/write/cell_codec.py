@@ -1,7 +1,7 @@
 """Encodes and hashes columns of byte strings of one length with numpy, without work per value.
 
 The results equal those of :mod:`pymq.core.batch.columns` and :mod:`pymq.hash.partitioner`, which
-take one value after the other.
+process one value after the other.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def partitions(keys: pa.ChunkedArray, count: int) -> np.ndarray[Any, Any]:
     empty, tables = _crc_tables(found.shape[1])
     crcs = np.full(len(found), empty, np.uint32)
     for table, byte in zip(tables, np.ascontiguousarray(found.T), strict=True):
-        crcs ^= table.take(byte, mode="wrap")  # which saves a bounds check
+        crcs ^= table.take(byte, mode="wrap")  # "wrap" saves a bounds check
     found_at: np.ndarray[Any, Any] = crcs % MAX_PARTITIONS % count
     return found_at
 
 
 @lru_cache(HASHED_BYTES)
 def _crc_tables(size: int) -> tuple[int, np.ndarray[Any, Any]]:
-    """Return the CRC of *size* zeros, and the change that each byte value makes at each place."""
+    """Return the CRC of *size* zeros, and the term that each byte value adds at each place."""
     empty, made = crc32(bytes(size)), np.zeros((size, 256), np.uint32)
     for place in range(size):
         for byte in range(256):

@@ -1,6 +1,6 @@
 """Copies decided batches from the staging topic to their targets; resumes after a crash.
 
-A broker that leads both partitions copies by itself; all other batches go through this process.
+A broker that leads both partitions copies the batch itself; this process copies all other batches.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pymq.spark.write.staging import StagedPiece
 
 FETCH_BYTES = 4 << 20
 AHEAD = 5  # staged batches fetched ahead
-ON_THEIR_WAY_MAX = 32  # of all partitions, each of up to a megabyte
-PIECES = 32  # per copy request, for one partition
-TRIES = 20  # each attempt fails only if another process copies the same batches
+ON_THEIR_WAY_MAX = 32  # batches in flight for all partitions, up to a megabyte each
+PIECES = 32  # batches in one copy request, for one partition
+TRIES = 20  # an attempt fails only if another process copies the same batches
 
 Numbered = tuple[int, StagedPiece]  # sequence of its first record, batch
 
@@ -73,7 +73,7 @@ class StagedCopy:
         """Copy the batches that are missing in their targets.
 
         Raises:
-            ProducerFenced: another process has taken over and finishes the copy.
+            ProducerFenced: another process has taken over and will finish the copy.
         """
         if rest := self._missing():
             # Another process has finished the copy and deleted the stage.
@@ -84,8 +84,9 @@ class StagedCopy:
             try:
                 self._append(rest)
             except (DuplicateSequence, OutOfOrderSequence, UnknownTopic):
-                # Ask for the sequences again. Another process has copied batches, or a batch whose
-                # answer was lost has been appended, with too many after it.
+                # Ask for the sequences again. Another process has copied batches; or a broker has
+                # appended a batch, its answer was lost, and the broker has forgotten the batch
+                # since then.
                 tries -= 1
                 if not tries:
                     raise
@@ -110,7 +111,7 @@ class StagedCopy:
         return found
 
     def _begun(self) -> dict[Place, tuple[int, int]]:
-        """Return for each partition the first sequence and the number of records already copied."""
+        """Return the first sequence and the number of records already copied, by partition."""
         by_topic: dict[str, list[Target]] = {}
         for target in self._targets:
             by_topic.setdefault(target.place[0], []).append(target)
@@ -126,7 +127,7 @@ class StagedCopy:
         return found
 
     def _ask(self, rest: dict[Place, list[Numbered]]) -> None:
-        """Ask brokers to copy between partitions that they lead, so that no data passes this
+        """Request copies from brokers that lead both partitions, so that no data passes this
         process. :meth:`_append` copies the batches that the brokers have not copied.
         """
         known = self._topics(rest)
@@ -184,8 +185,8 @@ class StagedCopy:
     def _append(self, rest: dict[Place, list[Numbered]]) -> None:
         """Copy the remaining batches, one of each partition in turn.
 
-        Reads overlap with appends. If a batch is lost, the sequences make the broker refuse those
-        behind it.
+        Reads overlap with appends. If a batch is lost, the broker refuses the batches after it,
+        because their sequences leave a gap.
         """
         known = self._topics(rest)
         turns = [each for each in chain(*zip_longest(*rest.values())) if each is not None]

@@ -1,12 +1,13 @@
 """The decision log of a sink: which staged batches are committed, and which are copied.
 
-A decision is one record in a compacted topic, with the sink's id as its key. It names staged
-batches and their target partitions, and commits them: after a crash the next driver finishes it
-first. Two drivers cannot both decide. A decision is appended with the sequence that follows the
-last one its author knows, and of two appends with one sequence the broker refuses the second.
+A decision is one record in a compacted topic, with the sink's id as its key. A decision names
+staged batches and their target partitions, and commits these batches: after a crash the next driver
+finishes it first. Two drivers cannot both decide: a driver appends a decision with the sequence
+after the last one it knows, and the broker refuses the second of two appends with the same
+sequence.
 
-Copies have sequences, too: a decision holds the first sequence of its records in each partition,
-so the partition's next sequence tells how many of them have been copied.
+Copies have sequences, too. A decision holds the first sequence of its records in each partition, so
+the partition's next sequence tells how many of them have been copied.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Decision:
     targets: tuple[Target, ...] = ()
     pieces: tuple[StagedPiece, ...] = ()
     is_done: bool = False  # all batches are copied
-    count: int = 0  # of records
-    tasks: int = 0  # of the job that this task belongs to; 0 if unknown
+    count: int = 0  # number of records
+    tasks: int = 0  # number of tasks of this task's job; 0 if unknown
 
     def encode(self) -> bytes:
         """Encode the decision as a record's value."""
@@ -115,7 +116,8 @@ def task_name(job: str, task: int | str) -> str:
 class DecisionLedger:
     """The decisions of one sink; only one process at a time can add to them.
 
-    The tasks of one *job* are sinks that share a partition, so each reads the others' decisions.
+    The tasks of one *job* are sinks that share a partition, so each task reads the decisions of the
+    others.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class DecisionLedger:
         self._read_to = -1
         self._finished = -1  # number of the last decision known to be finished
         self.last: Decision | None = None
-        self._tasks: dict[int, int] = {}  # number of the job's tasks, by batch
+        self._tasks: dict[int, int] = {}  # how many tasks the job has, by batch
 
     def enter(self, run: str) -> None:
         """Enter a run of the sink; this fences all earlier runs.
@@ -190,7 +192,7 @@ class DecisionLedger:
         """Decide on a batch and copy it; first finishes the last decision.
 
         Returns:
-            Whether the batch is new; if it was decided before, its new stage is deleted.
+            Whether the batch is new; if the batch was decided before, its new stage is deleted.
 
         Raises:
             InvalidRequest: a later batch is already decided, or this batch with other contents.
@@ -333,8 +335,8 @@ class DecisionLedger:
         self._read_to = end
 
     def _is_of_job(self, key: bytes | None) -> bool:
-        """Whether a record belongs to a task of this job; another job's name may have it as a
-        prefix.
+        """Whether a record belongs to a task of this job; the name of another job may begin with
+        the name of this one.
         """
         if self._job is None or key is None:
             return False

@@ -1,8 +1,8 @@
 """Producers inside Spark's tasks: for ``mapInArrow``, ``foreachBatch``, or a UDF.
 
-Spark may run a task twice, or repeat a query for its next action. So each task stages its records
-and decides at its end, as a sink's driver does for all of its tasks. The first attempt's decision
-counts, and later attempts read it.
+Spark may run a task twice, or repeat a query for its next action. So each task stages its records,
+and appends a decision when it ends; a sink's driver does that for all of its tasks. The first
+attempt's decision counts, and later attempts read it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ACKS = pa.schema(
     ]
 )
 TIMEOUT = "requestTimeoutMs"
-ROWS = 5000  # per batch of ``foreach_partition``
+ROWS = 5000  # rows of a batch of ``foreach_partition``
 
 
 def produce_in_arrow(
@@ -58,23 +58,23 @@ def produce_in_arrow(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for ``df.mapInArrow(..., pymq.spark.ACK_SCHEMA)`` that produces its rows.
 
-    Columns and options are those of the sink. The result has a row for each task and partition
-    written to: the number of records, and whether this attempt has written them.
+    Columns and options are those of the sink. The result has a row for each task and partition: the
+    number of records written, and whether this attempt wrote them.
 
     Args:
         topic: the target; None to take it from the rows' column ``topic``.
         url: of the cluster.
-        job: names this piece of work. A repetition under the same name writes nothing, so it must
-            have the same rows in the same tasks. A streaming query needs no name.
+        job: names this piece of work. A repetition under the same name writes nothing, so each task
+            must have the same rows again. A streaming query needs no name.
         tasks: the number of the job's tasks, as in ``df.repartition(tasks)``. Spark does not pass
             it to tasks, so without it a repetition in more tasks is not detected.
         options: of the sink.
 
     Raises:
-        ConfigError: an option is wrong; when run: there is neither a job nor a query, or the job
-            has more tasks than *tasks*.
-        InvalidRequest: when run: the job was run before in another number of tasks, or this task
-            with another number of rows. Nothing is written.
+        ConfigError: an option is wrong. While the function runs: there is neither a job nor a
+            query, or the job has more tasks than *tasks*.
+        InvalidRequest: while the function runs: an earlier run of the job had another number of
+            tasks, or of rows in this task. Nothing is written.
     """
     work = Work(_options(url, topic, options), job, tasks or 0)
 
@@ -125,7 +125,7 @@ def foreach_batch(
     """Return a function for ``writeStream.foreachBatch`` that writes each batch once.
 
     Use it for output mode ``update``, which Spark does not allow for Python sinks, and for queries
-    with several sinks; give each of those another name in *sink*. Under Spark Connect the id of the
+    with several sinks; give each sink its own name in *sink*. Under Spark Connect the id of the
     query is not known here: *sink* is then the whole name of the sink, like ``sinkId``.
     """
     more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
@@ -160,8 +160,8 @@ def _query_of(frame: DataFrame) -> str | None:
 def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
     """Return a UDF that appends values and returns their offsets.
 
-    A row that Spark repeats is appended twice. If no plan step reads the column, Spark drops it and
-    appends nothing.
+    A row that Spark repeats is appended twice. If no later step of the plan reads the column, Spark
+    drops the column, and no record is appended.
     """
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -172,7 +172,7 @@ def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
 
     # Annotations are strings in this module; Spark needs types.
     send.__annotations__ = {"values": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # Its type hints reject annotations set at run time.
+    make: Any = arrow_udf  # Spark's type hints reject annotations set at run time.
     return cast("UserDefinedFunction", make(send, "long").asNondeterministic())
 
 
@@ -185,7 +185,7 @@ class Sending(Prompt):
     def append_all(self, columns: Iterable[pa.Array]) -> Iterator[pa.Array]:
         """Append columns of values, each to one partition; yields their offsets.
 
-        It takes the next column from Spark while the previous one is in flight.
+        While one column is in flight, this method takes the next one from Spark.
         """
         options, mq = self.options, client(self.options.url)
         metadata = cache(mq.questions.topic_metadata)
@@ -194,7 +194,7 @@ class Sending(Prompt):
         # Reused only after success: after an error it is unknown which sequences were written.
         direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
         starts: deque[int] = deque()
-        counts: deque[list[int]] = deque()  # of the batches of each column in flight
+        counts: deque[list[int]] = deque()  # by column in flight: the record counts of its batches
         for column in columns:
             turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
             rows = Rows(metadata, staging.now_ms, options.topic, turn)
@@ -214,7 +214,7 @@ class Sending(Prompt):
 
 
 def _offsets(starts: deque[int], counts: list[int]) -> pa.Array:
-    """Return the offsets of all records of some batches; takes the base offsets from *starts*."""
+    """Return the offsets of all records of some batches; *starts* yields their base offsets."""
     runs = [np.arange(count, dtype=np.int64) + starts.popleft() for count in counts]
     return pa.array(np.concatenate(runs) if runs else np.empty(0, np.int64))
 

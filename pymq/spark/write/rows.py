@@ -1,7 +1,7 @@
 """Converts rows of a data frame to record batches of one partition each.
 
-It works on columns, not row by row: the target partitions are an array of indexes, and one
-operation takes out all rows of a partition.
+The conversion works on columns, not row by row: the target partitions are an array of indexes, and
+one operation takes all rows of a partition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pymq.spark.values.value_columns import ValueWriter
 
 BATCH_BYTES = 512 << 10
-HELD_BYTES = 32 << 20  # of rows that wait for more of their partition
+HELD_BYTES = 32 << 20  # bytes of rows that wait until their batch is full
 BATCH_ROWS = 50_000
 NAMES = ("value", "key", "topic", "partition", "headers", "timestamp")
 
@@ -132,7 +132,9 @@ class Rows:
             )
 
     def _check_times(self, topic: str, rows: pa.Table) -> None:
-        """Raise for timestamps that brokers refuse: a decided batch must not be refused."""
+        """Raise for timestamps that brokers refuse, because a broker must not refuse a decided
+        batch.
+        """
         after = self._known(topic).config.timestamp_after_max_ms
         if after is None or "timestamp" not in rows.column_names or not len(rows):
             return
@@ -171,7 +173,7 @@ class Rows:
                 yield (topic, name), rows if is_all else rows.take(pa.array(order[low:high]))
 
     def _named(self, topic: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-        """Return the index of the partition that each row names; -1 if it names none."""
+        """Return the index of the partition that each row names; -1 for a row that names none."""
         asked = pc.unique(column).to_pylist()
         places = {None: -1} | {each: self._index(topic, each) for each in asked if each is not None}
         coded = pc.index_in(column, pa.array(asked, column.type))

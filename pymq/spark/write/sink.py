@@ -1,10 +1,11 @@
 """Writers for batch and streaming queries.
 
-1. A task appends its rows to a staging topic and returns the places to the driver.
+1. A task appends its rows to a staging topic and reports the offsets to the driver.
 2. The driver appends one decision per batch, with the attempts that count.
 3. The driver has the batches of those attempts copied to their topics.
 
-The rows of an attempt that failed or was slower stay in the staging topic, which is deleted.
+The rows of an attempt that failed or was slower stay in the staging topic, and are deleted with
+this topic.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Staged(WriterCommitMessage):
     stage: str
     pieces: tuple[StagedPiece, ...]
     counts: tuple[tuple[Place, int], ...]  # rows, also of those appended without staging
-    run: str = ""  # of the query
+    run: str = ""  # run id of the query
 
 
 class TableWriter(Prompt, DataSourceArrowWriter):
@@ -104,8 +105,8 @@ class TableWriter(Prompt, DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the stage after a task or the commit has failed."""
-        # A batch with an id may have been decided. Then the next run with that id finishes the
-        # batch.
+        # Keep the stage of a batch with an id: if the batch has been decided, the next run with
+        # that id finishes it.
         if self._options.sink is None and self._options.is_exactly_once:
             staging.drop(client(self._options.url), self._stage, self._options.timeout_s)
 
@@ -140,7 +141,7 @@ class StreamWriter(Prompt, DataSourceStreamArrowWriter):
                 return
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: if the batch was decided, its repetition finishes it."""
+        """Do nothing: if the batch was decided, Spark's repetition of the batch finishes it."""
 
 
 def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
@@ -155,14 +156,14 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
         if field.name == "headers":
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
         elif field.name == "value" and options.values.format != "binary":
-            from pymq.spark.values.checked import check_rows  # on demand: most sinks need none
+            from pymq.spark.values.checked import check_rows  # on demand: most sinks need no check
 
             check_rows(options.values, field.dataType)
             is_right = True
         elif field.name in _TYPES:
             is_right = isinstance(field.dataType, _TYPES[field.name])
         elif options.ignores_columns or (field.name == "offset" and field.dataType == LongType()):
-            continue  # Rows that were read from pymq have offsets; they get new ones.
+            continue  # Rows that were read from pymq have offsets; the sink assigns new ones.
         else:
             raise ConfigError(
                 f"column {field.name!r} cannot be written; there are {names}. With option "
@@ -196,7 +197,7 @@ def task_run() -> str:
 
 
 def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Write a task's rows to the stage, or straight to their topics."""
+    """Write a task's rows to the stage, or directly to their topics."""
     mq = client(options.url)
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
@@ -224,7 +225,7 @@ def _encoder(options: SinkOptions) -> ValueWriter | None:
 
 
 class Direct:
-    """Appends straight to the target topics; a repeated attempt appends again."""
+    """Appends directly to the target topics; a repeated attempt appends the rows again."""
 
     def __init__(self, mq: Client, timeout_s: float) -> None:
         self._questions = mq.questions
@@ -245,7 +246,9 @@ class Direct:
         self._appends.put(known, partition, batch.renamed(self._producer, 0, sequence))
 
     def flush(self, left: int = 0) -> list[int]:
-        """Wait until all but *left* batches are appended; returns base offsets since last time."""
+        """Wait until all but *left* batches are appended; return the base offsets since the last
+        call.
+        """
         self._appends.flush(left)
         found, self._appends.offsets = self._appends.offsets, []
         return found
@@ -283,7 +286,7 @@ def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) ->
     """Return this process's ledger of a sink, which may be a task of a job.
 
     Spark commits in any idle process of its driver, so several processes hold ledgers of one sink
-    in turn. Those of one *run* share an epoch; another run fences them.
+    in turn. Producers of one *run* share an epoch; another run fences them.
     """
     mq = client(options.url)
     ledgers: dict[Any, DecisionLedger] = process_cache("ledgers")
@@ -296,7 +299,7 @@ def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) ->
 
 
 def copy_once(options: SinkOptions, stage: str, pieces: tuple[StagedPiece, ...]) -> None:
-    """Copy without a decision: a crash leaves a part of the batches, and no run finishes them."""
+    """Copy without a decision: after a crash some batches are missing, and no run adds them."""
     mq = client(options.url)
     targets = []
     for place in dict.fromkeys(piece.place for piece in pieces):

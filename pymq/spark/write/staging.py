@@ -1,9 +1,8 @@
 """Staging topics: hold the records of tasks until the driver commits them.
 
-Each batch of a sink has a staging topic. Its records are already encoded as the target topic will
-contain them. Only the task that staged a batch knows its offset, and reports it to the driver. Once
-the batch is decided and copied, the topic is deleted, together with the records of attempts that
-lost.
+Each batch of a sink has a staging topic. Its record batches are encoded as for the target topic.
+The task that staged a batch reports the batch's offset to the driver. Once all is decided and
+copied, the driver deletes the topic, together with the records of attempts that do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pymq.spark.planning import Place
 
 T = TypeVar("T")
 
-PREFIX = "pymq-spark."  # of the internal topics of Spark's tasks and drivers
+PREFIX = "pymq-spark."  # prefix of the internal topics of Spark's tasks and drivers
 PARTITIONS = 4  # partitions of a staging topic; with more brokers, one for each broker ...
 PARTITIONS_MAX = 16  # ... up to this number
 KEPT_MS = 7 * 24 * 3600 * 1000  # retention of abandoned stages
@@ -43,7 +42,7 @@ class StagedPiece:
 
 
 class Stage:
-    """One task's access to the staging topic of a batch of a sink."""
+    """One task's access to the staging topic of a sink's batch."""
 
     def __init__(self, client: Client, topic: str, timeout_s: float) -> None:
         self._client = client
@@ -52,14 +51,15 @@ class Stage:
         self._metadata: TopicMetadata | None = None
         self._appends = Appends(client.questions, timeout_s)
         self._chosen: dict[Place, str] = {}
-        # of each batch: staging partition, target, count
+        # by batch: staging partition, target, count
         self._put: list[tuple[str, Place, int]] = []
         self.pieces: list[StagedPiece] = []
 
     def put(self, place: Place, batch: EncodedBatch) -> None:
         """Stage a batch without waiting for its answer; a few are in flight at a time.
 
-        A retry after a lost answer stages the batch twice; only the acknowledged copy is reported.
+        A retry after a lost answer stages the batch twice; the task reports only the acknowledged
+        copy.
         """
         if self._metadata is None:
             create(
@@ -82,7 +82,7 @@ class Stage:
     def _near(self, place: Place, metadata: TopicMetadata) -> str:
         """Return the staging partition for a target: one with the same leader, if there is one.
 
-        That broker copies by itself, and one read serves what several tasks staged for the target.
+        That leader copies the batches itself, and one read serves the batches of several tasks.
         """
         questions, (topic, partition) = self._client.questions, place
         names = [each.partition for each in metadata.partitions]
@@ -91,7 +91,7 @@ class Stage:
         leader = questions.leader(*place)
         near = [name for name in names if questions.leader(self._topic, name) == leader]
         among = near if leader is not None and near else names
-        if partition.isdecimal():  # the usual case: spreads neighbours
+        if partition.isdecimal():  # the usual case: neighbours get different partitions
             return among[int(partition) % len(among)]
         return among[key_partition(partition.encode(), len(among))]
 
@@ -105,7 +105,7 @@ class Stage:
 
 
 def patiently(client: Client, timeout_s: float, ask: Callable[[], T]) -> T:
-    """Return the result of requests to a zkserver, sent again while none answers.
+    """Return the result of requests to a zkserver; send them again while no zkserver answers.
 
     Raises:
         RequestTimeout: no zkserver has answered within *timeout_s*.
@@ -131,7 +131,8 @@ def create(
 
     It has one partition per alive broker, but at least *partitions*, and at most *partitions_max*
     if that is more. With fewer than three brokers it has one replica: with two, the loss of either
-    would stop the partition. Sends its requests again while no zkserver answers, for *timeout_s*.
+    would stop the partition. The function repeats its requests for *timeout_s* while no zkserver
+    answers.
     """
     known = patiently(client, timeout_s, client.cluster)
     alive = [each for each in known.brokers if each.alive and not each.is_draining]
@@ -147,7 +148,7 @@ def create(
 
 
 def drop(client: Client, topic: str, timeout_s: float = 0) -> None:
-    """Delete a staging topic, if it exists; sends the request again as :func:`create` does."""
+    """Delete a staging topic, if it exists; repeats the request as :func:`create` does."""
     try:
         patiently(client, timeout_s, lambda: client.delete_topic(topic))
     except UnknownTopic:

@@ -1,7 +1,7 @@
 """The interface of a table format.
 
 A format appends rows and the positions after them in one atomic step: after a crash at any moment,
-the table has both or neither. Because of that, a view contains each record exactly once.
+the table has both or neither. Therefore a view contains each record exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pymq.core.values import value
 from pymq.errors import StoreError
 
-ROW_GROUP = 1 << 17  # rows
+ROW_GROUP = 1 << 17  # rows per Parquet row group
 
 
 @value
@@ -25,7 +25,7 @@ class TableOrigin:
     topic: str
     topic_id: str
     is_typed: bool  # False: values are bytes
-    prefix: str  # of the fixed columns
+    prefix: str  # prefix of the fixed columns
     has_headers: bool
 
     def to_json(self) -> str:
@@ -63,7 +63,7 @@ class TableOrigin:
 
 @value
 class TableState:
-    """What a table holds."""
+    """The content of a table."""
 
     origin: TableOrigin
     positions: Mapping[str, int]  # by partition: the offset of the next record to append
@@ -93,7 +93,8 @@ class TableFormat(Protocol):
         partitions of the table.
 
         Raises:
-            StoreLocked: another process has appended since the last call; nothing was appended.
+            StoreLocked: another process has appended since the last call; this call appended
+            nothing.
         """
         ...
 

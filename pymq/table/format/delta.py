@@ -3,7 +3,7 @@
 The positions are transaction identifiers of the protocol: each partition has one, whose version is
 the offset of the next record. The identifiers are in the same commit as the rows, and survive
 checkpoints and the clean-up of the table's log. Delta refuses a commit if another writer has set
-one of them since this process read the table.
+one of these identifiers since this process read the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError as error:
     raise MissingExtra.of(f"{error.name} is missing", "delta") from error
 
 ORIGIN = "pymq.origin"
-VACUUM_S = 3600.0  # between two searches for files that no version needs
+VACUUM_S = 3600.0  # seconds between two searches for files that no version needs
 
 
 class DeltaView:
@@ -55,7 +55,7 @@ class DeltaView:
         self._vacuumed_at = 0.0
 
     def load(self, partitions: Sequence[str]) -> TableState | None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         try:
             self._table = DeltaTable(self._location, storage_options=self._storage)
         except TableNotFoundError:
@@ -69,7 +69,7 @@ class DeltaView:
         return TableState(self._origin, self._positions, self._schema)
 
     def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._origin, self._schema = origin, schema
         try:
             self._table = DeltaTable.create(
@@ -87,7 +87,7 @@ class DeltaView:
             raise StoreLocked(f"another process has created {self._location}") from error
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         assert self._table is not None
         schema = union(self._schema, rows.schema)
         self._table.update_incremental()
@@ -113,7 +113,7 @@ class DeltaView:
         self._positions = {**self._positions, **positions}
 
     def compact(self) -> bool:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         assert self._table is not None
         sizes = pa.table(self._table.get_add_actions(flatten=True)).column("size_bytes").to_pylist()
         if sum(size < self._file_bytes // 2 for size in sizes) < self._compact_files:
@@ -121,11 +121,11 @@ class DeltaView:
         self._table.optimize.compact(target_size=self._file_bytes)
         if time.monotonic() - self._vacuumed_at > VACUUM_S or not self._vacuumed_at:
             self._vacuumed_at = time.monotonic()
-            self._table.vacuum(dry_run=False)  # keeps what the table's retention says, a week
+            self._table.vacuum(dry_run=False)  # keeps files for the table's retention, a week
         return True
 
     def close(self) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._table = None
 
     def _id(self, partition: str) -> str:

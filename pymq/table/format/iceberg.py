@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ORIGIN, POSITIONS = "pymq.origin", "pymq.positions"
 NAMESPACE, CATALOG_FILE = "pymq", "catalog.db"
-COMPACTED_ROWS = 4_000_000  # in memory at a time
+COMPACTED_ROWS = 4_000_000  # rows in memory at a time
 PROPERTIES = {
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -64,7 +64,7 @@ class IcebergView:
         self._positions: dict[str, int] = {}
 
     def load(self, partitions: Sequence[str]) -> TableState | None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._catalog = self._open()
         try:
             self._table = self._find(self._catalog)
@@ -79,7 +79,7 @@ class IcebergView:
         return TableState(TableOrigin.from_json(found, self._location), known, self._schema)
 
     def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         assert self._catalog is not None
         name = self._name or (NAMESPACE, re.sub(r"\W", "_", origin.topic))
         self._catalog.create_namespace_if_not_exists(name[:-1])
@@ -91,7 +91,7 @@ class IcebergView:
         self._schema = schema
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         table = self._current()
         schema = union(self._schema, rows.schema)
         after = {**self._positions, **positions}
@@ -107,7 +107,7 @@ class IcebergView:
         self._schema, self._positions = schema, after
 
     def compact(self) -> bool:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         table = self._current()
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_size_in_bytes)
         chosen = self._smallest(tasks)
@@ -131,7 +131,7 @@ class IcebergView:
         return True
 
     def close(self) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         if self._catalog is not None and self._given is not self._catalog:
             self._catalog.close()
         self._catalog = self._table = None

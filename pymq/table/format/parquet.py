@@ -1,4 +1,4 @@
-"""A table as a folder of Parquet files, without anything beside them.
+"""A table as a folder of Parquet files, without any other file.
 
 Each commit is one file, which is written under a hidden name, synced and then linked to its own
 name: linking is one system call, and is the commit. The footer of the file holds the positions
@@ -7,7 +7,7 @@ committed rows only.
 
 A file is named by the commits in it, ``0000000007-0000000009.parquet``. Compaction writes one file
 for the commits of several files, links the new file, and unlinks the old ones. After a crash in
-between, the files whose commits are also in a larger one are removed by the next start
+between, the next start removes the files whose commits are also in a larger file
 (:func:`superseded`).
 
 ==============================  =============================================================
@@ -52,9 +52,7 @@ class CommitFile(NamedTuple):
 
 
 def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[CommitFile]]:
-    """Split *files* into the files of the table, in order, and the files whose commits are also in
-    others.
-    """
+    """Split *files* into the table's files, in order, and files that a larger file replaces."""
     kept, gone = list[CommitFile](), list[CommitFile]()
     for file in sorted(files, key=lambda each: (each.first, -each.last)):
         contained = kept and file.last <= kept[-1].last
@@ -63,7 +61,7 @@ def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[Comm
 
 
 def to_compact(sizes: Sequence[int], file_bytes: int, files: int) -> int:
-    """Return how many of the last files compaction should merge; 0: none.
+    """Return how many of the last files compaction should merge; 0 for none.
 
     A file is merged with the files after it only if it is not larger than all of them together, so
     each row is rewritten about log2(*file_bytes* / size of a commit) times.
@@ -90,7 +88,7 @@ class ParquetTable:
         self._positions: dict[str, int] = {}
 
     def load(self, partitions: Sequence[str]) -> TableState | None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._take_lock()
         found: list[CommitFile] = []
         for name in os.listdir(self._folder):
@@ -120,11 +118,11 @@ class ParquetTable:
         return TableState(self._origin, known, self._schema)
 
     def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`; the first commit makes a file."""
+        """See :class:`~pymq.table.format.base.TableFormat`; the first commit makes a file."""
         self._origin, self._schema = origin, schema
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         schema = union(self._schema, rows.schema)
         number = self._files[-1].last + 1 if self._files else 1
         file = CommitFile(number, number)
@@ -133,7 +131,7 @@ class ParquetTable:
         self._schema, self._positions = schema, {**self._positions, **positions}
 
     def compact(self) -> bool:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         sizes = [os.path.getsize(self._path(file.name)) for file in self._files]
         count = to_compact(sizes, self._file_bytes, self._compact_files)
         if not count:
@@ -146,7 +144,7 @@ class ParquetTable:
         return True
 
     def close(self) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

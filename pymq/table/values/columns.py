@@ -16,8 +16,8 @@ a union of null and X              as X: every column may be null
 other unions, any, recursion       string, with JSON
 =================================  ===========================================================
 
-In JSON, dates, times and base64 are converted in fields of the value itself. In nested fields they
-stay text.
+In JSON, dates, times and base64 are converted only in top-level fields. In nested fields they stay
+text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pymq.table.schema import joined
 Prepare = Callable[[Any], Any]
 
 TIME = pa.timestamp("us", "UTC")
-WRAPPED = "value"  # the column of values that are no objects
+WRAPPED = "value"  # the column for values that are not objects
 
 
 class Column(NamedTuple):
@@ -44,7 +44,7 @@ class Column(NamedTuple):
     name: str
     kind: pa.DataType
     plain: pa.DataType  # the type before texts are converted
-    prepare: Prepare | None = None  # of what the decoder returns, for Arrow
+    prepare: Prepare | None = None  # converts the decoder's values for Arrow
 
 
 class Typed(NamedTuple):
@@ -52,7 +52,7 @@ class Typed(NamedTuple):
 
     plain: pa.DataType
     prepare: Prepare | None = None
-    kind: pa.DataType | None = None  # to which a text is converted
+    kind: pa.DataType | None = None  # the type that a text is converted to
 
 
 def schema_of(columns: list[Column]) -> pa.Schema:
@@ -61,7 +61,7 @@ def schema_of(columns: list[Column]) -> pa.Schema:
 
 
 def both(old: Column, new: Column) -> Column:
-    """Return the column for values of two schemas: one with the fields of both."""
+    """Return the column for values of two schemas, with the fields of both."""
     return Column(
         new.name,
         joined(new.name, old.kind, new.kind, widens=True),
@@ -74,7 +74,7 @@ def plain_columns(schema: pa.Schema) -> list[Column]:
     """Return columns for values that are JSON objects with the fields of *schema*.
 
     Raises:
-        ConfigError: JSON has nothing for a type.
+        ConfigError: JSON has no equivalent of a type.
     """
     return [Column(field.name, field.type, _plain(field.name, field.type)) for field in schema]
 
@@ -130,7 +130,7 @@ class _Json:
     def resolve(
         self, schema: Any, inside: tuple[str, ...]
     ) -> tuple[dict[str, Any], tuple[str, ...]] | None:
-        """Follow references and unions with null; None if nothing simple is left."""
+        """Follow references and unions with null; None if no simple type is left."""
         while isinstance(schema, dict):
             reference = schema.get("$ref")
             if reference is not None:
@@ -217,7 +217,7 @@ def _map(inner: Typed) -> Typed:
     do = inner.prepare or (lambda found: found)
 
     def prepare(found: Any) -> Any:
-        # Anything but an object stays as it is, and a list becomes something that is no column.
+        # Only an object becomes pairs; another value becomes text, so that no list passes as a map.
         return (
             [(name, do(each)) for name, each in found.items()]
             if type(found) is dict

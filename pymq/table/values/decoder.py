@@ -1,7 +1,7 @@
 """Decodes values to typed columns, a batch at a time.
 
-Values of JSON go through Arrow's JSON reader as one text. Where it refuses a batch, Python decodes
-each value, and finds those that are not of the schema. Both ways give the same columns
+Values of JSON go through Arrow's JSON reader as one text. If the reader refuses a batch, Python
+decodes value by value, and finds those that do not fit the schema. Both ways give the same columns
 (``tests/table/test_decoder.py``).
 """
 
@@ -23,9 +23,9 @@ from pymq.table.values.columns import TIME, WRAPPED, Column
 from pymq.table.values.strict import check_for
 
 Load = Callable[[Value], Any]
-"""Decodes one value; raises whatever it likes."""
+"""Decodes one value; may raise any exception."""
 
-# what Arrow raises for a value that is not of a type
+# Arrow's exceptions for a value of another type
 NOT_OF_TYPE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -65,10 +65,10 @@ class Decoder:
         return pa.Table.from_arrays(arrays, schema=schema), good
 
     def _fast(self, values: Sequence[Value | None]) -> pa.StructArray | None:
-        """Decode all values at once; None if Python's decoder might decode them otherwise."""
+        """Decode all values at once; None if Python's decoder might give another result."""
         texts = [b"{}" if each is None else each.data for each in values]
-        # Each value is one line and one object, if there are as many objects as lines: an object
-        # cannot go on in the next line, for "}", a line break and "{" never follow in JSON.
+        # If there are as many objects as lines, each value is one object on one line: a line break
+        # inside a value would have to follow "}" and precede "{", which is never valid JSON.
         if not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
             return None
         data = b"\n".join(texts)
@@ -133,7 +133,7 @@ def from_text(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, list[int]]:
         try:
             return texts.cast(kind), []
         except pa.ArrowInvalid:
-            pass  # Arrow wants a zone in each.
+            pass  # Arrow requires a zone in each text.
     convert = _FROM_TEXT[kind]
     found: list[Any] = []
     bad: list[int] = []

@@ -30,7 +30,7 @@ __all__ = ["SCHEMA_HEADER", "GivenValues", "RegisteredValues"]
 
 
 class GivenValues:
-    """Values that are JSON objects with the columns that the user has named."""
+    """JSON objects as values, with columns that the user has named."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -57,10 +57,10 @@ class RegisteredValues:
         return bool(self._registry.versions(self._topic))
 
     def learn(self, fingerprints: Iterable[bytes]) -> None:
-        """Look up schemas of records that are about to be decoded.
+        """Look up the schemas of records before the records are decoded.
 
-        A schema is registered before the first record that has it. So after a record was read, a
-        refresh of the registry shows its schema.
+        A schema is registered before the first record that has it. So a refresh of the registry
+        after a record was read finds the record's schema.
         """
         new = set(fingerprints) - self._heard
         if new:
@@ -94,10 +94,10 @@ class RegisteredValues:
 
 
 def _avro(schemas: list[Schema]) -> Callable[[Value], Any]:
-    """Return a function that decodes a value with the schema that it was written with.
+    """Return a function that decodes a value with its writer's schema.
 
-    The function does not convert to the latest schema, because it may lack fields of earlier
-    schemas.
+    The function does not convert to the latest schema, because the latest schema may lack fields of
+    earlier schemas.
     """
     decoders = {each.fingerprint.encode(): serde.Avro(each.text).codec(dict) for each in schemas}
     last = schemas[-1].fingerprint.encode()

@@ -12,9 +12,9 @@ Check = Callable[[Any], Any]
 
 
 def check_for(kind: pa.DataType) -> Check:
-    """Return a function that returns a value for a column of type *kind*.
+    """Return a function that checks a value for a column of type *kind*, and returns the value.
 
-    It raises TypeError for a value that is not of that type.
+    The returned function raises TypeError for a value of another type.
     """
     if kinds.is_boolean(kind):
         return _exact(bool)
@@ -30,7 +30,7 @@ def check_for(kind: pa.DataType) -> Check:
         return _items(check_for(kind.value_type))
     if kinds.is_struct(kind):
         return _fields({field.name: check_for(field.type) for field in kind})
-    return lambda value: value  # dates, bytes and decimals, which only Avro's decoder returns
+    return lambda value: value  # dates, bytes and decimals come from Avro's decoder alone
 
 
 def _exact(kind: type) -> Check:

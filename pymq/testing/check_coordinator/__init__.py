@@ -1,4 +1,4 @@
-"""Proves that a coordinator backend keeps the contract of :mod:`pymq.coord.base`.
+"""Checks that a coordinator backend keeps the contract of :mod:`pymq.coord.base`.
 
 A backend's own test is one call::
 
@@ -15,8 +15,8 @@ A backend's own test is one call::
 
         check_coordinator(make, restart=restart)
 
-Backends may be remote and slow: the checks wait for answers, but never for the absence of one. To
-show that an event is not reported, a check waits for a later event.
+Backends may be remote and slow: the checks wait for answers, but never wait to see whether no
+answer comes. To show that a backend does not report an event, a check waits for a later event.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def check_coordinator(
     seed: int = 0,
     timeout_s: float = 10.0,
 ) -> None:
-    """Raise :class:`AssertionError` with the broken rule, unless the backend keeps all rules.
+    """Raise :class:`AssertionError` with the broken rule if the backend breaks a rule.
 
     *make(name)* opens a new session on the tree called *name*; a new name means an empty tree. This
     function closes the sessions; the trees belong to the caller.
 
-    *restart(name)*, for durable backends, drops all that is in memory of a tree without open
-    sessions, as the end of the process would; the next *make(name)* must find the tree again.
+    *restart(name)*, for durable backends, drops a tree without open sessions from memory, as the
+    end of the process would; the next *make(name)* must find the tree again.
 
-    *commits* random commits, drawn from *seed*, are compared with a plain dict. No answer may take
-    longer than *timeout_s*.
+    The function compares *commits* random commits, drawn from *seed*, with a plain dict. No answer
+    may take longer than *timeout_s*.
     """
     suite = CoordinatorSuite(make, timeout_s)
     for check in _CHECKS:

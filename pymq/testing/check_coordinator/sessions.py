@@ -16,10 +16,12 @@ from pymq.testing.check_coordinator.suite import CoordinatorSuite
 
 
 def check_watches(suite: CoordinatorSuite) -> None:
-    """A session is notified of changes of the nodes that it has loaded, and of no other changes."""
+    """A session gets notices of changes of the nodes that it has loaded, and of no other
+    changes.
+    """
     with suite.clients("watches", 3) as (writer, reader, stranger):
         writer.must(Create("/a", b""), Create("/ab", b""), Create("/b", b""))
-        for root in ("/a", "/later", "/a"):  # loading the same root twice must be harmless
+        for root in ("/a", "/later", "/a"):  # loading a root twice must be harmless
             reader.load(root)
         stranger.load("/b")
         # If changes outside the roots were reported, they would come before the events for which
@@ -53,7 +55,7 @@ def check_watches(suite: CoordinatorSuite) -> None:
 
 
 def check_answer_before_change(suite: CoordinatorSuite) -> None:
-    """The answer to a commit comes before its changes."""
+    """The answer to a commit comes before the notices of its changes."""
     with suite.clients("answer-before-change") as (client,):
         client.must(Create("/a", b""))
         client.load("/a")
@@ -73,7 +75,7 @@ def check_answer_before_change(suite: CoordinatorSuite) -> None:
 
 
 def check_sessions(suite: CoordinatorSuite) -> None:
-    """Ephemeral nodes are removed with their session."""
+    """The end of a session removes its ephemeral nodes."""
     with suite.clients("sessions", 2) as (mortal, witness):
         names = [mortal.backend.session, witness.backend.session]
         assert len(set(names)) == 2, f"two open sessions have the same name: {names}"
@@ -85,7 +87,7 @@ def check_sessions(suite: CoordinatorSuite) -> None:
         owners = {entry.path: entry.owner for entry in mortal.load("/a")}
         wanted = {"/a": None, "/a/kept": None, "/a/gone": names[0], "/a/too": names[0]}
         assert owners == wanted, f"owners are {owners}, expected {wanted}"
-        # Another session may change an ephemeral node, which still belongs to its creator.
+        # Another session may change an ephemeral node, but the node still belongs to its creator.
         witness.sees("/a", 4)
         assert witness.must(Put("/a/too", b"1", 0)) == (1,)
         witness.must(Create("/a/mine", b"", ephemeral=True))
@@ -104,7 +106,7 @@ def check_sessions(suite: CoordinatorSuite) -> None:
 
 
 def check_race(suite: CoordinatorSuite) -> None:
-    """Of two commits that exclude each other, exactly one succeeds."""
+    """Exactly one of two conflicting commits succeeds."""
     with suite.clients("race", 2) as clients:
         first, second = clients
         first.must(Create("/a", b""))

@@ -21,7 +21,7 @@ from pymq.core.metadata.coordination import (
 
 Make = Callable[[str], Coordinator]
 # Pause between two polls. The contract has no call that waits; the pause only saves processor time,
-# and no check depends on its length.
+# and its length decides no check.
 PAUSE_S = 0.001
 
 
@@ -96,18 +96,18 @@ class SuiteClient:
         return answer.entries
 
     def sees(self, root: str, count: int) -> None:
-        """Wait until *count* nodes are loaded: changes of other sessions may take a while."""
+        """Wait until *count* nodes are loaded: changes of other sessions may arrive late."""
         end = time.monotonic() + self._timeout_s
         while (found := len(self.load(root))) != count:
             assert time.monotonic() < end, f"{found} nodes at {root}, expected {count}"
-            # the contract does not report when another session's change becomes visible
+            # no event tells when another session's change becomes visible
             time.sleep(PAUSE_S)
 
     def answer(self, tag: int) -> CoordEvent:
         return self.wait(lambda event: getattr(event, "tag", None) == tag, f"the answer to {tag}")
 
     def changed(self, path: str, since: int) -> None:
-        """Wait until a change of *path* is reported after the first *since* events."""
+        """Wait for a notice of a change of *path* after the first *since* events."""
         self.wait(lambda event: event == Changed(path), f"Changed({path!r})", since)
 
     def wait(self, wanted: Callable[[CoordEvent], bool], what: str, since: int = 0) -> CoordEvent:
@@ -120,11 +120,11 @@ class SuiteClient:
             self.seen += self.backend.poll()
             if len(self.seen) == since:
                 assert time.monotonic() < end, f"{what} did not come within {self._timeout_s} s"
-                # a coordinator backend is polled: no call of the contract waits
+                # poll the backend: the contract has no call that waits
                 time.sleep(PAUSE_S)
 
     def paths(self, since: int) -> list[str]:
-        """The paths that were reported as changed after the first *since* events."""
+        """Return the paths with notices of changes after the first *since* events."""
         return [event.path for event in self.seen[since:] if isinstance(event, Changed)]
 
 
@@ -134,5 +134,5 @@ def listed(ops: Sequence[Op]) -> str:
 
 
 def same(found: Sequence[Entry], wanted: Sequence[Entry], when: str) -> None:
-    """Assert that exactly these nodes were loaded."""
+    """Assert that a load returned exactly these nodes."""
     assert tuple(found) == tuple(wanted), f"{when}: loaded {found}, expected {wanted}"

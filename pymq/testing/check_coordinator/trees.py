@@ -39,7 +39,7 @@ def check_versions(suite: CoordinatorSuite) -> None:
 
 
 def check_conflicts(suite: CoordinatorSuite) -> None:
-    """Operations whose condition does not hold are refused, with the reason."""
+    """The backend refuses operations whose condition does not hold, and names the reason."""
     with suite.clients("conflicts") as (client,):
         client.refused(0, "no-parent", Create("/a/b", b""))
         client.refused(0, "missing", Put("/a", b"", 0))
@@ -61,7 +61,7 @@ def check_conflicts(suite: CoordinatorSuite) -> None:
 
 
 def check_atomicity(suite: CoordinatorSuite) -> None:
-    """A commit is done completely or not at all."""
+    """The backend carries out a commit completely or not at all."""
     with suite.clients("atomicity", 2) as (client, other):
         client.must(Create("/a", b"0"), Create("/a/b", b"0"), Create("/a/c", b"0"))
         before = client.load("/a")
@@ -96,7 +96,7 @@ def check_atomicity(suite: CoordinatorSuite) -> None:
 
 
 def check_load_order(suite: CoordinatorSuite) -> None:
-    """Nodes are loaded in the order of their paths."""
+    """A load returns nodes in the order of their paths."""
     with suite.clients("load-order") as (client,):
         names = ("b", "a", "a-b", "a.b", "B", "10", "9", "ab")
         client.must(Create("/r", b""), Create("/ra", b""), Create("/q", b""))
@@ -110,7 +110,7 @@ def check_load_order(suite: CoordinatorSuite) -> None:
 
 
 def check_pipelining(suite: CoordinatorSuite) -> None:
-    """Requests are answered in the order in which they were sent."""
+    """Answers come in the order of the requests."""
     with suite.clients("pipelining") as (client,):
         tags = [client.start_load("/a"), client.start(Create("/a", b""))]
         for version in range(20):
@@ -125,7 +125,7 @@ def check_pipelining(suite: CoordinatorSuite) -> None:
 
 
 def check_bad_requests(suite: CoordinatorSuite) -> None:
-    """Requests that no backend could carry out are refused at once."""
+    """The backend refuses at once requests that no backend could carry out."""
     paths = ("", "a", "a/b", "//", "/a/", "/a//b", "//a", "/a/./b", "/..", "/a\0")
     bad: list[Commit | Load] = [Load(1, path) for path in paths]
     bad += [Commit(1, (Check("/ok", 0), Create(path, b""))) for path in ("/", *paths)]
@@ -143,7 +143,7 @@ def check_bad_requests(suite: CoordinatorSuite) -> None:
 
 
 def check_durability(suite: CoordinatorSuite, restart: Callable[[str], None]) -> None:
-    """Committed nodes are there after a restart, except ephemeral ones."""
+    """Committed nodes survive a restart, except ephemeral nodes."""
     wanted = [Entry("/a", b"2", 2), Entry("/a/b", b"again", 0), Entry("/a/c", bytes(70_000), 1)]
     with suite.clients("durability") as (client,):
         client.must(Create("/a", b"0"), Create("/a/b", b"0"), Create("/a/c", b"0"))

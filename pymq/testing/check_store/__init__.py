@@ -1,4 +1,4 @@
-"""Proves that a block store keeps the contract of :mod:`pymq.store.base`.
+"""Checks that a block store keeps the contract of :mod:`pymq.store.base`.
 
 A store's own test is one call::
 
@@ -19,12 +19,12 @@ __all__ = ["check_store"]
 
 
 def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int = 0) -> None:
-    """Raise :class:`AssertionError` with the broken rule, unless the store keeps all rules.
+    """Raise :class:`AssertionError` with the broken rule if the store breaks a rule.
 
-    *make()* opens the store. Each store is closed before *make* is called again; if the store is
-    *durable*, the next one must find the same content. The first store must be empty.
+    *make()* opens the store; it must be empty at first. The function closes the store before it
+    calls *make* again; if the store is *durable*, the next store must find the same content.
 
-    *steps* random operations, drawn from *seed*, are compared with a plain list.
+    The function compares *steps* random operations, drawn from *seed*, with a plain list.
     """
     suite = StoreSuite(make, durable)
     for check in _CHECKS:

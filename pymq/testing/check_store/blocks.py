@@ -25,7 +25,7 @@ from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_run
 
 
 def check_seal(suite: StoreSuite) -> None:
-    """A sealed block is complete, takes no more appends, and is found like this again."""
+    """A sealed block is complete, takes no more appends, and is still sealed after a restart."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 3), sync=False), SealBlock(block))
     suite.refused(Append(block, make_run(9, 1), sync=True))
@@ -56,7 +56,7 @@ def check_seal(suite: StoreSuite) -> None:
 
 
 def check_blocks_and_remove(suite: StoreSuite) -> None:
-    """Exactly the existing blocks are listed, and removed blocks have no content."""
+    """The store lists exactly the existing blocks, and removed blocks have no content."""
     before = suite.store.blocks()
     first = suite.block()
     second = suite.block(start=3, number=1)
@@ -81,7 +81,7 @@ def check_blocks_and_remove(suite: StoreSuite) -> None:
 
 
 def check_states(suite: StoreSuite) -> None:
-    """A block's state is stored beside its log, durably, and is removed with the block."""
+    """The store keeps a block's state beside its log, durably, and removes it with the block."""
     absent = BlockId(TOPIC, 10**6, 7)
     suite.write(SaveState(absent, b"first"))
     assert absent in suite.store.blocks(), "a block that has only a state is there"
@@ -118,7 +118,7 @@ def check_states(suite: StoreSuite) -> None:
 
 
 def check_many_states(suite: StoreSuite) -> None:
-    """Many states are saved, most of which are replaced soon."""
+    """Many states are saved, and most of them replaced soon."""
     blocks = [BlockId(TOPIC, 10**7 + i, 0) for i in range(30)]
     model: dict[BlockId, bytes] = {}
     dice = random.Random(3)
@@ -198,7 +198,7 @@ def check_close(suite: StoreSuite) -> None:
 
 
 def check_find_time(suite: StoreSuite) -> None:
-    """A search by time finds the first record that is not older."""
+    """A search by time finds the first record that is not older than the time."""
     block = suite.block()
     assert suite.store.find_time(block, 100, 0) is None
     times: list[int] = []
@@ -223,7 +223,7 @@ def check_find_time(suite: StoreSuite) -> None:
 
 
 def check_find_time_in_a_batch_that_came_so(suite: StoreSuite) -> None:
-    """If a batch has a sound CRC but times that cannot be decoded, the disk is not damaged."""
+    """A batch with a sound CRC and times that cannot be decoded is no sign of a damaged disk."""
     block = suite.block()
     good = EncodedBatch.encode([b"a", b"b"], timestamp_ms=1_000)
     encoded = {VALUES: encode_bytes([b"c"] * 3), TIMESTAMPS: encode_numbers([0])}

@@ -1,4 +1,4 @@
-"""Any operations in any order, beside a plain list."""
+"""Compares random operations on a store with a plain list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pymq.testing.check_store.suite import StoreSuite, make_batch
 
 
 class Random:
-    """A few blocks, each with the list of batches that it should hold."""
+    """A few blocks, each with the list of batches that the block should hold."""
 
     def __init__(self, suite: StoreSuite, dice: random.Random) -> None:
         self.suite = suite

@@ -23,7 +23,7 @@ from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_batch, make_r
 
 
 def check_append_and_read(suite: StoreSuite) -> None:
-    """Appended records are read back from any offset, in portions of any size."""
+    """Reads return appended records from any offset, in portions of any size."""
     block = suite.block(start=5)
     assert suite.store.read(block, 5, 100, 1000) == b"", "an empty block holds nothing"
     batches = make_run(5, 4)
@@ -50,7 +50,7 @@ def check_append_and_read(suite: StoreSuite) -> None:
 
 
 def check_order_within_a_turn(suite: StoreSuite) -> None:
-    """The writes of one call are done in order."""
+    """A store does the writes of one call in order."""
     block = suite.block()
     suite.write(
         Append(block, make_run(0, 3), sync=False),
@@ -77,7 +77,7 @@ def check_buffers_are_copied(suite: StoreSuite) -> None:
 
 
 def check_many_batches(suite: StoreSuite) -> None:
-    """Thousands of batches are read in portions."""
+    """Reads return thousands of batches in portions."""
     block = suite.block()
     batches = [make_batch(i, size=i % 50) for i in range(3_000)]
     suite.write(Append(block, batches, sync=True))
@@ -105,7 +105,7 @@ def check_refuses_what_does_not_follow(suite: StoreSuite) -> None:
 
 
 def check_failures_stay_alone(suite: StoreSuite) -> None:
-    """If a write fails for one block, the writes for other blocks are still done."""
+    """If a write fails for one block, the store still does the writes for other blocks."""
     good, bad = suite.block(), suite.block()
     failed = suite.store.write(
         [
@@ -159,7 +159,7 @@ def check_recover(suite: StoreSuite) -> None:
 
 
 def check_checkpoint(suite: StoreSuite) -> None:
-    """Recovery returns the last checkpoint and the headers after it."""
+    """Recovery returns the last checkpoint and the headers of the batches after it."""
     block = suite.block()
     suite.write(Checkpoint(block, b"empty"))
     assert suite.reopen(block).snapshot == b"empty", "a checkpoint of an empty block counts"
@@ -178,7 +178,7 @@ def check_checkpoint(suite: StoreSuite) -> None:
 
 
 def check_truncate(suite: StoreSuite) -> None:
-    """After a truncation the cut records are gone, and the log continues there."""
+    """After a truncation, the records behind it are gone, and the log continues there."""
     block = suite.block(start=3)
     suite.write(Append(block, make_run(3, 4), sync=True))
     suite.refused(Truncate(block, 2))

@@ -45,7 +45,7 @@ class StoreSuite:
         self.store = self.make()
 
     def block(self, start: int = 0, number: int = 0) -> BlockId:
-        """Create a block that no check has used."""
+        """Create a block that no check has used before."""
         self.partition += number == 0
         block = BlockId(TOPIC, self.partition, number)
         self.write(CreateBlock(block, start, "topic", "partition"))
@@ -91,7 +91,7 @@ class StoreSuite:
 
 
 def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -> EncodedBatch:
-    """A batch of *count* records with different times and values."""
+    """Return a batch of *count* records with different times and values."""
     values = [b"%08d " % (offset + i) + bytes(size) for i in range(count)]
     times = [1_000 + 10 * (offset + i) for i in range(count)]
     batch = EncodedBatch.encode(values, timestamp_ms=times[0], timestamps=times)
@@ -99,5 +99,5 @@ def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -
 
 
 def make_run(offset: int, count: int, **options: int) -> list[EncodedBatch]:
-    """*count* batches with 3 records each."""
+    """Return *count* batches with 3 records each."""
     return [make_batch(offset + 3 * i, 3, **options) for i in range(count)]

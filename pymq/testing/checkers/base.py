@@ -1,6 +1,6 @@
-"""What the checkers see of a cluster, and their base class.
+"""The checkers' view of a cluster, and their base class.
 
-A checker holds a family of named rules. A checker checks a rule at each event that may break it, in
+A checker holds a family of named rules. At each event that may break a rule, it checks the rule in
 about constant time, and reports a :class:`Violation` with the rule's name.
 """
 
@@ -34,16 +34,16 @@ class CheckedHistory:
     """All records of one partition that consumers may have read."""
 
     blocks: dict[int, ReplicaLog] = Factory(dict)  # visible records, by the block's number
-    # By producer: epoch, next sequence, and the block of the last batch.
+    # by producer: epoch, next sequence, and the block of the last batch
     sequences: dict[int, tuple[int, int, int]] = Factory(dict)
-    losses: int = 0  # number of times that visible records were lost, as weak settings allow
+    losses: int = 0  # how often visible records were lost, as weak settings allow
 
     def end(self) -> int:
         """The first offset that no consumer can have read."""
         return self.blocks[max(self.blocks)].end if self.blocks else 0
 
     def batch_at(self, offset: int) -> Header | None:
-        """The batch that holds *offset*."""
+        """Return the batch that holds *offset*."""
         for number in sorted(self.blocks, reverse=True):
             log = self.blocks[number]
             if log.start <= offset:
@@ -53,7 +53,7 @@ class CheckedHistory:
 
 
 class StoreWatch:
-    """Reports the events of a cluster to the checkers, and keeps what they share."""
+    """Reports the events of a cluster to the checkers, and keeps their shared state."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -63,7 +63,7 @@ class StoreWatch:
         self.indexes: dict[tuple[str, str], Partition] = {}
         # topics that are deleted and created again under the same name
         self.mortal: set[str] = set()
-        # blocks that were lost with their disks before any consumer read them
+        # blocks that were lost with their disks before any consumer read a record of them
         self.orphans: set[BlockId] = set()
         self.checkers: list[Checker] = []
 
@@ -83,7 +83,7 @@ class StoreWatch:
             self.cluster.ensemble.on_commit.append(checker.on_commit)
 
     def adopt(self, host: Process) -> None:
-        """Watch a process."""
+        """Begin to watch a process."""
         if isinstance(host, BrokerHost):
             host.wrapped = lambda store: WatchedStore(store, host.name, self.ledger)
             host.on_turn.append(self._turned)
@@ -123,7 +123,7 @@ class StoreWatch:
             self.indexes[name] = key
 
     def history(self, block: BlockId) -> CheckedHistory:
-        """The history of a block's partition."""
+        """Return the history of a block's partition."""
         key = (block.topic_id, block.partition)
         found = self.histories.get(key)
         if found is None:
@@ -131,15 +131,15 @@ class StoreWatch:
         return found
 
     def history_of(self, topic: str, partition: str) -> CheckedHistory | None:
-        """The history of a partition by its names, as they are used now."""
+        """Return the history of a partition by its present names."""
         key = self.indexes.get((topic, partition))
         return self.histories.get(key) if key is not None else None
 
     def keepers(self, block: BlockId, node: BlockNode, seen: ReplicaLog) -> list[str]:
         """Return the in-sync replicas of a fetched block that have all of its visible records.
 
-        If there is one, no visible record may be lost, even if few were synced: that replica did
-        not crash, or its unsynced records survived.
+        With at least one such replica, no visible record may be lost, even if few were synced: that
+        replica did not crash, or its unsynced records survived.
         """
         if node.acks is AckMode.RAFT or len(node.replicas) < 2 or not seen.ends:
             return []
@@ -152,7 +152,9 @@ class StoreWatch:
         return [name for name in found if name not in self.ledger.damaged]
 
     def orphan(self, topic: str, partition: str, offset: int) -> BlockNode | None:
-        """Return the block of *offset* if it was sealed too late: no replica has all of it."""
+        """Return the block of *offset* if the block was sealed too late, so that no replica has all
+        of it.
+        """
         for block in self.orphans:
             node = self.node(block)
             if node is None or node.in_sync or node.end is None:
@@ -164,7 +166,7 @@ class StoreWatch:
         return None
 
     def node(self, block: BlockId) -> BlockNode | None:
-        """The block's node in the coordinator's tree."""
+        """Return the block's node in the coordinator's tree."""
         name = self.names.get((block.topic_id, block.partition))
         if name is None or self.indexes.get(name) != (block.topic_id, block.partition):
             return None
@@ -172,7 +174,9 @@ class StoreWatch:
         return decode_node(BlockNode, entry.data) if entry is not None else None
 
     def is_deleted(self, block: BlockId) -> bool:
-        """Whether a block's topic was deleted; its brokers learn that one after the other."""
+        """Whether a block's topic was deleted; its brokers learn of the deletion one after the
+        other.
+        """
         name = self.names.get((block.topic_id, block.partition))
         if name is None:
             return False

@@ -1,4 +1,6 @@
-"""Rules about copies of sealed blocks: they move only for a reason, and never get fewer."""
+"""Rules about copies of sealed blocks: a copy moves only for a reason, and their number never
+shrinks.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from pymq.testing.checkers.base import Checker, StoreWatch
 from pymq.testing.simulation.nodes import ZkserverHost
 from pymq.testing.simulation.process import Process
 
-SOONER = 4  # how much faster than the checker's a zkserver's clock may be
+SOONER = 4  # how much faster a zkserver's clock may be than the checker's
 
 
 class CopyRules(Checker):
     """Data moves only if a broker is lost or decommissioned, or if an administrator requests it.
 
-    A replica leaves a sealed block only after another replica has it all. So the number of copies
-    does not shrink, on the disks and in the tree.
+    A replica leaves a sealed block only after another replica has all of the block. So the number
+    of copies does not shrink, on the disks and in the tree.
     """
 
     rules = ("moves-are-asked-for", "moved-copies-are-whole", "never-fewer-copies")
@@ -31,8 +33,8 @@ class CopyRules(Checker):
         self._heard_us: dict[tuple[str, str], int] = {}
         self._silences: dict[
             tuple[str, str], list[tuple[int, int]]
-        ] = {}  # silences that were long and have ended
-        # the time when each commit in progress was planned
+        ] = {}  # long silences that have ended
+        # by commit in progress: the time at which the zkserver planned it
         self._planned_us: dict[tuple[Op, ...], int] = {}
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -44,12 +46,13 @@ class CopyRules(Checker):
             self._heard_us[key] = now
 
     def on_submit(self, zkserver: str, commit: Commit) -> None:
-        # If a commit with an unknown outcome is submitted again, it is not planned again.
+        # Keep the first time: a zkserver submits a commit with an unknown outcome again without a
+        # new plan.
         self._planned_us.setdefault(commit.ops, self.watch.cluster.world.now)
 
     def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
         tree = self.watch.cluster.ensemble.tree
-        # The coordinator backend may be slow: a broker that was lost may be back by now.
+        # The coordinator backend may be slow: a lost broker may be back by now.
         planned_us = self._planned_us.pop(commit.ops, self.watch.cluster.world.now)
         for path, entry in plan.changes.items():
             if entry is None:
@@ -79,7 +82,7 @@ class CopyRules(Checker):
     def _why_not(
         self, session: str, topic: str, partition: str, removing: str, planned_us: int
     ) -> str | None:
-        """The reason why a block should not move off a broker; None if the move is allowed."""
+        """Return the reason why a block should not move off a broker; None if it may move."""
         cluster = self.watch.cluster
         entry = cluster.ensemble.tree.get(paths.broker(removing))
         if entry is not None and decode_node(BrokerNode, entry.data).is_draining:
@@ -101,14 +104,14 @@ class CopyRules(Checker):
         return bool(lost_ms) and silent_us // 1000 * SOONER >= lost_ms
 
     def _silent_us(self, key: tuple[str, str], at_us: int) -> int:
-        """Return for how long a zkserver had received nothing from a broker at a given time."""
+        """Return how long, at a given time, a zkserver had received nothing from a broker."""
         for begun, over in self._silences.get(key, ()):
             if begun < at_us < over:
                 return at_us - begun
         return max(0, at_us - self._heard_us.get(key, 0))
 
     def _committers(self, session: str) -> list[str]:
-        """The zkserver that has a session."""
+        """Return the zkserver that has a session."""
         ensemble = self.watch.cluster.ensemble
         found = {name: ensemble.session_of(name) for name in self.watch.cluster.zkservers}
         return [name for name, its in found.items() if its is not None and its.session == session]

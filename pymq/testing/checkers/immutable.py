@@ -15,8 +15,7 @@ from pymq.testing.simulation.nodes import BrokerHost
 
 
 class Immutable(Checker):
-    """A visible record stays at its offset. It was sent by a producer, is written once and in
-        order.
+    """A visible record never moves. A producer has sent it, and the log has it once and in order.
 
     This checker runs after :class:`OneLeader`, which forgets records that may be lost.
     """
@@ -32,7 +31,8 @@ class Immutable(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self.sent: dict[int, int] = {}  # batches that clients have sent, by CRC: how many records
+        # number of records of each batch that clients have sent, by CRC
+        self.sent: dict[int, int] = {}
 
     def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
         if last is not None and (last.block, last.high_watermark) == (
@@ -46,7 +46,7 @@ class Immutable(Checker):
         self._show(host.name, log, found.block, found.start, found.high_watermark)
 
     def _show(self, who: str, log: ReplicaLog, block: BlockId, start: int, high: int) -> None:
-        """The records of *log* before *high* are visible now."""
+        """Note that the records of *log* before *high* are visible now."""
         history = self.watch.history(block)
         seen = history.blocks.get(block.number)
         if seen is None:
@@ -67,7 +67,7 @@ class Immutable(Checker):
                 self._check_batch(block, history, header)
 
     def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
-        """The records of a sealed block are visible."""
+        """Check a seal: the records of a sealed block are visible."""
         tree = self.watch.cluster.ensemble.tree
         for path, entry in plan.changes.items():
             match paths.parse(path):
@@ -100,7 +100,7 @@ class Immutable(Checker):
                     f"{block} is sealed at {end}, and was visible up to {seen.end}"
                     + (f": {keepers} have all of that" if keepers else ""),
                 )
-            # No acknowledgement promised that these records survive a power cut.
+            # No acknowledgement has promised that these records survive a power failure.
             seen.cut(end)
             history.losses += 1
             history.sequences.clear()
@@ -116,7 +116,7 @@ class Immutable(Checker):
             return
         place = f"{names[0]}/{names[1]} at {header.base_offset}"
         if header.attributes & DELAYED_COPY:
-            return  # the leader itself writes these
+            return  # control batches: the leader itself writes them
         if header.batch_crc not in self.sent:
             self.fail("no-invention", f"nobody has sent what is in {place}")
         if header.producer_id < 0:
@@ -136,7 +136,9 @@ class Immutable(Checker):
         history.sequences[producer] = (header.producer_epoch, following, block.number)
 
     def _is_new(self, block: BlockId, header: Header, known: tuple[int, int, int]) -> bool:
-        """Whether a producer starts again after its state and all of its records were lost."""
+        """Whether a producer may start again, because its state and all of its records were
+        lost.
+        """
         if header.base_sequence or header.producer_epoch <= known[0] or block.number <= known[2]:
             return False
         return self.watch.node(block._replace(number=known[2])) is None

@@ -1,4 +1,4 @@
-"""Rules about replicas that the tree counts as in sync or complete, compared with their disks."""
+"""Rules that compare the disks of replicas with their state in the tree: in sync or complete."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class InSyncRules(Checker):
     """A replica that the tree counts as in sync has all records that it must have.
 
     In an open fetch block any in-sync replica may have to replace the leader, so each of them has
-    all visible records. A replica that lost records in a crash fetches them again. The leader
-    cannot know of the loss, so that is no violation, but until then the replica must not join the
-    in-sync set.
+    all visible records. A replica that lost records in a crash fetches the records again. Its
+    missing records are no violation, because the leader cannot know of the loss; but the replica
+    must not join the in-sync set before it has them again.
     """
 
     rules = (
@@ -33,9 +33,9 @@ class InSyncRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        # open fetch blocks with several replicas
+        # open blocks with several replicas and fetch replication
         self._open: dict[BlockId, BlockNode] = {}
-        # partitions that an administrator recovers without their missing brokers
+        # partitions that an administrator recovers while brokers are missing
         self._given_up: set[Partition] = set()
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -115,8 +115,7 @@ class InSyncRules(Checker):
                     )
 
     def _joins_without(self, name: str, block: BlockId, node: BlockNode, end: int) -> bool:
-        """Whether a broker that joins the in-sync set lacks records before *end*, and this is
-                known.
+        """Whether a broker that joins the in-sync set is known to lack records before *end*.
 
         The replica may have lost these records in a crash after its leader's request. The zkserver
         knows of the crash once the broker has registered again.
@@ -130,7 +129,7 @@ class InSyncRules(Checker):
         return not ledger.has_lost(block) or (host.is_up and host.incarnation == registered)
 
     def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
-        """Whether the disks of all holders of a block are replaced when it is sealed.
+        """Whether the disks of all holders of a block were replaced before its seal was committed.
 
         A disk may be replaced after its replica has reported its end and before the zkserver's
         commit. Modes that do not wait for a majority may then lose records that are not visible
@@ -145,7 +144,9 @@ class InSyncRules(Checker):
         return all(brokers[name].storage_id != storages[name] for name in node.in_sync)
 
     def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
-        """Each holder of a sealed block has exactly its records; enough brokers hold it."""
+        """Check that each holder of a sealed block has exactly its records, and that enough brokers
+        hold the block.
+        """
         assert node.end is not None
         ledger = self.watch.ledger
         was_sealed = known is not None and known.end is not None
@@ -158,7 +159,7 @@ class InSyncRules(Checker):
         for name in node.in_sync:
             if name in before or any(log.node == name for log in holding):
                 continue
-            # otherwise the broker has another disk
+            # otherwise the broker has a new disk
             if ledger.log(name, block) is not None or not was_sealed:
                 self.fail(
                     "sealed-copies-are-equal",
@@ -166,7 +167,7 @@ class InSyncRules(Checker):
                 )
 
     def _check_durable(self, block: BlockId, node: BlockNode, known: BlockNode) -> None:
-        """A Raft block is on the disks of a majority up to its seal.
+        """Check that a majority of disks has a Raft block up to its seal.
 
         A leader commits its whole log before it reports its end. While a majority still has the
         disks on which the block was created, the zkserver asks no other replica, unless an
@@ -193,7 +194,7 @@ class InSyncRules(Checker):
 
 
 def _replicas_left(known: BlockNode, node: BlockNode) -> int:
-    """Return how many replicas still have the disks on which they were created, by the tree."""
+    """Return how many replicas still have the disk on which the tree says they were created."""
     if not known.storages:
         return len(node.replicas)
     both = zip(known.storages, node.storages, strict=True)

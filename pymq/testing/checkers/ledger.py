@@ -38,7 +38,7 @@ _LINK = Struct("<IqI")
 
 
 def chain(before: int, header: Header) -> int:
-    """The chain hash after the batch of *header*."""
+    """Return the chain hash after the batch of *header*."""
     return crc32(_LINK.pack(header.leader_epoch, header.base_offset, header.batch_crc), before)
 
 
@@ -68,7 +68,7 @@ class ReplicaLog:
         return self.headers[-1].leader_epoch if self.headers else 0
 
     def chain_at(self, end: int) -> int | None:
-        """The chain hash up to offset *end*; None when no batch ends there."""
+        """Return the chain hash up to offset *end*; None if no batch ends there."""
         if end == self.start:
             return 0
         index = bisect_left(self.ends, end)
@@ -76,11 +76,11 @@ class ReplicaLog:
         return self.chains[index] if found else None
 
     def batch_at(self, offset: int) -> int:
-        """The number of the batch that holds *offset*."""
+        """Return the number of the batch that holds *offset*."""
         return bisect_right(self.ends, offset)
 
     def add(self, header: Header, known: int | None = None) -> None:
-        """Append a batch; *known* is its chain hash, if that does not follow from the header."""
+        """Append a batch; *known* is its chain hash, if the header does not determine it."""
         before = self.chains[-1] if self.chains else 0
         self.chains.append(chain(before, header) if known is None else known)
         self.ends.append(header.end_offset)
@@ -102,12 +102,13 @@ class Ledger:
     def __init__(self, fail: Fail) -> None:
         self.logs: dict[tuple[str, BlockId], ReplicaLog] = {}
         self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
-        self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
+        # called with (log, its future end)
+        self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []
         # functions that are called with (log, its new end) after a crash
         self.on_loss: list[Callable[[ReplicaLog, int], None]] = []
-        self.damaged: dict[str, None] = {}  # brokers whose disk has lost synced records
+        self.damaged: dict[str, None] = {}  # brokers with disks that have lost synced records
         self.states: dict[tuple[str, BlockId], bytes] = {}  # the saved state of each block
-        # How often a replica of a partition has restarted with fewer records, synced or not.
+        # how often a replica of a partition has restarted with fewer records, synced or not
         self.losses: dict[tuple[str, int], int] = {}
         self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
         # first offsets of blocks whose creation has failed
@@ -117,11 +118,11 @@ class Ledger:
         self.fail = fail
 
     def log(self, node: str, block: BlockId) -> ReplicaLog | None:
-        """The log of one replica."""
+        """Return the log of one replica."""
         return self.logs.get((node, block))
 
     def holding(self, node: str, topic_id: str, partition: int, offset: int) -> ReplicaLog | None:
-        """The log of a broker that holds *offset* of a partition."""
+        """Return a broker's log that holds *offset* of a partition."""
         numbers = self._numbers.get((node, topic_id, partition), ())
         for number in reversed(numbers):
             log = self.logs.get((node, BlockId(topic_id, partition, number)))
@@ -130,14 +131,14 @@ class Ledger:
         return None
 
     def replicas(self, block: BlockId) -> list[ReplicaLog]:
-        """All logs of a block."""
+        """Return all logs of a block."""
         return [log for (_, other), log in self.logs.items() if other == block]
 
     def holders(self, block: BlockId, end: int, chain: int | None) -> list[str]:
         """Return the brokers that have synced a block up to *end*, with the chain hash *chain*.
 
         A broker counts even if its disk has been replaced since: its report was true, and may still
-        be on its way. The copy on the new disk is another replica and does not count a second time.
+        be in flight. The copy on the new disk is another replica and does not count a second time.
         """
         logs = [*self.replicas(block), *self._replaced.get(block, ())]
         found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)
@@ -159,20 +160,20 @@ class Ledger:
         self.losses[key] = self.losses.get(key, 0) + 1
 
     def has_lost(self, block: BlockId) -> bool:
-        """Whether any replica of a block's partition ever restarted with fewer records."""
+        """Whether any replica of a block's partition has ever restarted with fewer records."""
         return (block.topic_id, block.partition) in self.losses
 
     # --- events of stores -------------------------------------------------------------------------
 
     def begin(self, node: str, writes: Sequence[Write]) -> None:
-        """Note that a write begins: until it returns, any part of it may be on the disk."""
+        """Note that a write begins: until the write returns, any part of it may be on the disk."""
         fresh: dict[BlockId, None] = {}
         for write in writes:
             if isinstance(write, Append) and write.batches:
                 log = self._of(node, write.block, write.batches[0].base_offset)
                 if write.block not in fresh:
                     fresh[write.block] = None
-                    log.maybe.clear()  # an earlier failed write was undone
+                    log.maybe.clear()  # the store has undone an earlier failed write
                 log.maybe += [batch.header for batch in write.batches]
             elif isinstance(write, Truncate) and (node, write.block) in self.logs:
                 self.logs[node, write.block].cutting = write.end
@@ -229,7 +230,8 @@ class Ledger:
                     self._unsure.pop((node, write.block), None)
         for block in synced:
             start = self._begun.pop((node, block), None)
-            # A block that can be synced exists, even if a write beside its creation has failed.
+            # A block that can be synced exists, even if another write in the call that created it
+            # has failed.
             log = self.logs[node, block] if start is None else self._of(node, block, start)
             log.synced_end = log.end
 
@@ -257,7 +259,7 @@ class Ledger:
         return next((known for known in found if known is not None), None)
 
     def recovered(self, node: str, found: Recovered) -> None:
-        """Note where a store has found a block's end."""
+        """Note the end of a block that a store has recovered."""
         log = self._of(node, found.block, found.start)
         if node not in self.damaged:
             self._check_state(node, found)
@@ -292,7 +294,7 @@ class Ledger:
         log.synced_end = log.end  # recovery has synced the records that the log still has
 
     def _check_state(self, node: str, found: Recovered) -> None:
-        """Check that the saved term and vote, or later ones, are still there."""
+        """Check that the disk still has the saved term and vote, or later ones."""
         key = (node, found.block)
         saved = self.states.get(key)
         if found.state not in (saved, self._unsure.get(key, saved)):
@@ -333,7 +335,9 @@ class WatchedStore(WrappedStore):
         return found
 
     def _check_whole(self, block: BlockId, start: int, end: int) -> None:
-        """Check that the rest of an unfinished write can be read, that is, holds whole batches."""
+        """Check that the surviving part of an unfinished write is readable, that is, holds whole
+        batches.
+        """
         try:
             while start < end:
                 for batch in split(self.store.read(block, start, end, 1 << 20)):

@@ -11,7 +11,9 @@ from pymq.testing.simulation.nodes import BrokerHost
 
 
 class LogMatching(Checker):
-    """If two logs have a batch of one epoch end at one offset, all before it is equal."""
+    """If batches of the same epoch end at the same offset in two logs, the logs are equal up to
+    there.
+    """
 
     rules = ("log-matching", "dense-offsets", "epochs-rise", "synced-survives")
 
@@ -33,7 +35,7 @@ class LogMatching(Checker):
         others = [other for other in self.watch.ledger.replicas(log.block) if other is not log]
         for at, chain, header in zip(log.ends, log.chains, log.headers, strict=True):
             if at > end and all(other.chain_at(at) != chain for other in others):
-                # No replica has the batch any more, so it cannot be confused with another.
+                # No replica has the batch any more, so no comparison with it is needed.
                 self._chains.pop((log.block, at, header.leader_epoch), None)
 
 
@@ -48,7 +50,7 @@ class Watermark(Checker):
 
     def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
         high, block = found.high_watermark, found.block
-        # In a mode without syncs a disk may lose visible records. The checker then reads the log
+        # In a mode without syncs a disk may lose visible records; the checker then reads the log
         # again.
         is_carried = last is not None and last.block == block and high <= last.high_watermark
         if high > found.end and (found.is_strict or not is_carried):
@@ -59,13 +61,13 @@ class Watermark(Checker):
                 f"{host.name} goes back from {last.high_watermark} to {high} in {block}",
             )
         key = (host.name, host.storage_id, (block.topic_id, block.partition))
-        # After a crash an epoch may be lost if no message contained it, but not an epoch in which
-        # the broker led.
+        # A crash may lose an epoch that no message contained, but not an epoch in which the broker
+        # led.
         led = self._led.get(key, 0)
         before = 0
         if last is not None and last.block[:2] == block[:2]:
-            # In a block that was sealed meanwhile another leader may be elected, which can append
-            # nothing: for all blocks but the last, the zkserver's state counts.
+            # A block that was sealed meanwhile may elect another leader, which can append nothing:
+            # for all blocks but the last, use the zkserver's state.
             before = last.epoch if last.block == block else last.told[0]
         if found.epoch < max(before, led):
             self.fail("epoch-monotone", f"{host.name} goes back to epoch {found.epoch} of {block}")
@@ -78,8 +80,8 @@ class Watermark(Checker):
     def _is_kept(self, found: probe.Look, last: probe.Look) -> bool:
         """Whether the log must still have all records of *last* that were visible.
 
-        Records that a disk's cache has lost may be missing from the sealed block. Whether that is
-        allowed is checked when the seal is committed (``seal-keeps-what-is-visible``).
+        Records that a disk's cache has lost may be missing from the sealed block; the rule
+        ``seal-keeps-what-is-visible`` checks at the seal's commit whether that is allowed.
         """
         if found.block[:2] != last.block[:2]:
             return False  # another topic of that name
@@ -91,7 +93,7 @@ class Watermark(Checker):
         wanted = own.chain_at(found.high_watermark) if own is not None else None
         holders = self.watch.ledger.holders(found.block, found.high_watermark, wanted)
         is_durable = wanted is not None and len(holders) >= found.majority
-        # A follower may have removed its copy of a deleted block since it answered.
+        # A follower may have removed its copy of a deleted block since its answer.
         if not is_durable and not self.watch.is_deleted(found.block):
             self.fail(
                 "durable-before-visible",
@@ -128,7 +130,8 @@ class OneLeader(Checker):
         history = self.watch.history(found.block)
         seen = history.blocks.get(found.block.number)
         if seen is None or not seen.ends or seen.epoch > found.epoch:
-            return  # a leader need not have records that a later one has committed (Raft, figure 3)
+            # a leader need not have records that a later leader has committed (Raft, figure 3)
+            return
         log = self.watch.ledger.log(host.name, found.block)
         if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
             return
@@ -140,7 +143,8 @@ class OneLeader(Checker):
                 f"{host.name} leads {found.block} at epoch {found.epoch} without all that was "
                 f"visible up to {seen.end}",
             )
-        # No acknowledgement promised that these survive a power cut, so forget the lost records.
+        # No acknowledgement has promised that the lost records survive a power failure, so forget
+        # them.
         common = [
             end
             for end, chain in zip(seen.ends, seen.chains, strict=True)

@@ -13,7 +13,9 @@ from pymq.testing.simulation.process import Process
 
 
 class MetadataRules(Checker):
-    """The tree is valid after each commit: blocks adjoin, epochs rise, one zkserver per epoch."""
+    """The tree is valid after each commit: blocks adjoin, epochs rise, each epoch has one
+    zkserver.
+    """
 
     rules = (
         "blocks-adjoin",
@@ -109,7 +111,7 @@ class MetadataRules(Checker):
             before = paths.block(topic, partition, number - 1)
             old = self.watch.cluster.ensemble.tree.get(before)
             entry = plan.changes.get(before, old)
-            if entry is None and old is not None:  # the block was empty, and is replaced
+            if entry is None and old is not None:  # another block replaces the empty block
                 previous = decode_node(BlockNode, old.data)
                 if previous.start != node.start:
                     self.fail("blocks-adjoin", f"{path} replaces {before} of {previous.start}")

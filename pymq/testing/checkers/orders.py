@@ -1,4 +1,4 @@
-"""Rules about the requests of zkservers, and how brokers obey them."""
+"""Rules about the requests of zkservers, and the brokers' obedience."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pymq.testing.simulation.nodes import BrokerHost
 
 
 class OrderRules(Checker):
-    """A broker follows the newest state it has received, and acts only for blocks of its own disk.
+    """A broker follows the newest state that it has received, and serves only blocks of its present
+    disk.
 
-    A replica on an earlier disk has made promises that the new disk does not know. So the broker
-    must not vote or acknowledge for that replica (Ongaro's thesis, section 3.8).
+    A replica on an earlier disk has made promises that are not on the new disk. So the broker must
+    not vote or acknowledge for that replica (Ongaro's thesis, section 3.8).
     """
 
     rules = ("newest-state-counts", "own-disk-only")

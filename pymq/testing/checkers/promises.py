@@ -33,7 +33,9 @@ class AskedRequest:
 
 
 class AnswerRules(Checker):
-    """An acknowledged batch is written, after all batches acknowledged before it was sent."""
+    """An acknowledged batch is in the log, after all batches that were acknowledged before its
+    sending.
+    """
 
     rules = (
         "acked-is-committed",
@@ -51,10 +53,11 @@ class AnswerRules(Checker):
         self._asked: dict[tuple[str, int], AskedRequest] = {}
         # batches without a producer id, by CRC, because they may be copied
         self._batches: dict[int, EncodedBatch] = {}
-        self._placed: dict[tuple[str, str, int], EncodedBatch] = {}  # batches with an answer
+        # batches that a broker has acknowledged, by place
+        self._placed: dict[tuple[str, str, int], EncodedBatch] = {}
         # Copy requests, each with the CRCs of its copies
         self._copies: dict[tuple[str, int], tuple[Copy, list[int]]] = {}
-        # the acknowledged end at that time, and the number of losses so far
+        # by partition: the acknowledged end, and how often the partition had lost records then
         self._ends: dict[Name, tuple[int, int]] = {}
         # lowest allowed offset of each batch, by CRC
         self._floors: dict[tuple[Name, int], tuple[int, int]] = {}
@@ -66,7 +69,7 @@ class AnswerRules(Checker):
             if header.producer_id < 0:
                 self._batches[header.batch_crc] = message.batch
             floor, losses = self._ends.get(name, (0, 0))
-            # If a batch is sent again, the time of its first send counts.
+            # For a batch that is sent again, the time of its first sending counts.
             floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
             history = self.watch.history_of(message.topic, message.partition)
             if history is not None and history.losses != losses:
@@ -86,7 +89,7 @@ class AnswerRules(Checker):
                 self._check_copied(process, peer, *copy)
 
     def _copy(self, message: Copy) -> list[int]:
-        """Note the batches that a client has a broker copy; returns their CRCs."""
+        """Note the batches of a client's copy request; return their CRCs."""
         sequence, found = message.base_sequence, []
         for piece in message.pieces:
             batch = self._placed.get((message.origin, piece.partition, piece.offset))
@@ -121,7 +124,7 @@ class AnswerRules(Checker):
     def _check_answer(
         self, host: BrokerHost, peer: str, asked: AskedRequest, answer: Produced
     ) -> None:
-        """A broker acknowledges only written batches; if requested, only synced ones."""
+        """A broker acknowledges only written batches; if requested, only synced batches."""
         key = self.watch.indexes.get((asked.topic, asked.partition))
         if key is None:
             return
@@ -129,7 +132,7 @@ class AnswerRules(Checker):
         place = f"{asked.topic}/{asked.partition} at {offset}"
         log = self.watch.ledger.holding(host.name, *key, offset)
         if log is None and answer.duplicate:
-            return  # the batch may be in a block on other brokers; the rule for clients checks it
+            return  # another broker may hold the block of the batch; the rule for clients checks it
         index = log.batch_at(offset) if log is not None else 0
         if log is None or log.headers[index].batch_crc != asked.header.batch_crc:
             self.fail("acked-is-written", f"{host.name} tells {peer} that its batch is in {place}")
@@ -161,7 +164,7 @@ class AnswerRules(Checker):
             batch = self._batches[asked.header.batch_crc]
             self._placed[asked.topic, asked.partition, message.base_offset] = batch
         if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
-            return  # records that are only on the leader may be lost with it
+            return  # the loss of the leader may lose records that no other broker has
         history = self.watch.history_of(asked.topic, asked.partition)
         if history is None:
             return
@@ -200,7 +203,7 @@ class ReadRules(Checker):
         try:
             *_, last = (batch.header.base_offset for batch in split(message.data))
         except PymqError:
-            return  # the client detects that itself
+            return  # the client itself detects this
         if last >= high:
             place = f"{message.topic}/{message.partition} at {last}"
             self.fail("shown-when-committed", f"{peer} is sent {place}, of {high} committed")
@@ -215,7 +218,7 @@ class ReadRules(Checker):
         try:
             batches = [batch.verify() for batch in split(message.data)]
         except PymqError:
-            return  # the client detects that itself, and raises the error
+            return  # the client itself detects this, and raises the error
         following = message.offset
         for batch in batches:
             header = batch.header

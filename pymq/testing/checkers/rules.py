@@ -45,13 +45,14 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        # must run before the checkers that rely on it to forget records that may be lost
+        # this checker forgets records that may be lost; it runs before the checkers that must not
+        # see these records
         OneLeader(found),
         Watermark(found),
         immutable,
         AnswerRules(found, immutable),
         ReadRules(found),
-        InSyncRules(found),  # must run after the checkers that find a sealed block's log
+        InSyncRules(found),  # this checker runs after the checkers that find a sealed block's log
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),

@@ -26,7 +26,8 @@ class DiskFaults:
         *,
         has_operator: bool,
     ) -> None:
-        self.left: str | None = None  # the broker whose disk keeps failing after the faults
+        # the broker whose disk keeps failing after the end of the faults
+        self.left: str | None = None
         self._cluster = cluster
         self._period = period
         self._redundancy = redundancy
@@ -37,7 +38,7 @@ class DiskFaults:
             host.on_death.append(self._died)
 
     def _died(self, process: Process) -> None:
-        # A fault that has not happened yet meets the next incarnation of the broker.
+        # If the fault has not happened yet, it happens to the next incarnation of the broker.
         if not self._cluster.brokers[process.name].files.failing:
             self._failing.discard(process.name)
 
@@ -49,11 +50,12 @@ class DiskFaults:
         up = [name for name, host in self._cluster.brokers.items() if host.is_up]
         failing = [name for name in up if name in self._failing]
         # Restarted brokers leave the in-sync sets. The broker with the failed disk could then be
-        # the only one left in a set, so it stays only if all others are up and healthy.
+        # the only member of a set, so leave the disk unrepaired only if all other brokers are up
+        # and healthy.
         is_calm = len(up) == len(self._cluster.brokers) and len(failing) == 1
         for name in failing if keeps_one else ():
             # A replica whose sync has failed does not take part until its broker restarts. The
-            # other replicas continue without it; where they cannot, an operator restarts the
+            # other replicas continue without that replica; if they cannot, an operator restarts the
             # broker.
             may_stay = is_calm and not self._has_operator and self.left is None
             if may_stay and self._redundancy.tolerates_failed_disk(name):
@@ -69,7 +71,7 @@ class DiskFaults:
     def replace_disks(self) -> bool:
         """Replace damaged disks whose records are on other brokers.
 
-        Returns whether no such broker is left.
+        Returns whether no damaged disk of this kind is left.
         """
         for name, number in list(self._redundancy.rotten.items()):
             host = self._cluster.brokers[name]
@@ -111,8 +113,8 @@ class DiskFaults:
         """Flip a bit of a block; an operator replaces the disk later.
 
         The bit may belong to a record that is not visible yet. If the broker has acknowledged the
-        record and does not read it again, the block continues after it, so other brokers must have
-        the record.
+        record, other brokers must have the record: the block continues after it, and the broker may
+        never read it again.
         """
         host = self._cluster.brokers[name]
         files = [path for path in host.disk.paths() if path.endswith(".block")]

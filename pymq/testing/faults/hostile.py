@@ -1,10 +1,10 @@
-"""A hostile client: a fault of a run, which must not affect other clients.
+"""A hostile client, which is one of the faults, and must not affect other clients.
 
 Brokers must refuse all its batches: some have a sound header and a bad body, some a false header,
-and some the id and sequences of another producer, read from the log. The client also requests more
-than it receives, fills a group with members, and settles records of other members. The hostile
-client knows only what any client can know, and where a log ends. The hostile client has its own
-random numbers, so runs without it stay the same.
+and some the id and sequences of another producer, read from the log. The client also sends more
+requests than it receives answers, fills a group with members, and settles records of other members.
+The hostile client knows only what every client can know, and the ends of logs. Its random numbers
+are separate, so plans without a hostile client stay the same.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def draw_hostile(seed: int, duration_us: int) -> list[list[object]]:
 
 
 class RefusedRequest(Checker):
-    """Brokers neither append nor acknowledge batches that they must refuse."""
+    """The rule that brokers neither append nor acknowledge batches that they must refuse."""
 
     rules = ("refused-is-absent", "refused-is-not-acked")
     receives = (Produced,)
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self.batches: dict[int, str] = {}  # the fault of each batch, by CRC
+        self.batches: dict[int, str] = {}  # the defect of each batch, by CRC
         self.asked: dict[tuple[str, int], int] = {}  # CRCs, by the client's address and request
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
@@ -72,7 +72,7 @@ class RefusedRequest(Checker):
         self.fail("refused-is-absent", f"{log.node} has written {wrong} to {log.block}")
 
     def _may_be_new(self, log: ReplicaLog) -> bool:
-        """Whether a producer's records and sequences are lost, as weak settings allow."""
+        """Whether a producer's records and sequences may be lost, as weak settings allow."""
         return self.watch.history(log.block).losses > 0
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -126,7 +126,7 @@ class Hostile:
     # --- its batches ------------------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
-        # Parsed again, like bytes from a network, so that only the header is checked.
+        # Parse the bytes like those from a network, so that only the header is checked.
         batch = EncodedBatch.parse(bytes(batch.head) + bytes(batch.body))
         self.refused.batches[batch.header.batch_crc] = what
         call = self._ask(
@@ -175,7 +175,7 @@ class Hostile:
         call.then(lambda: then(call))
 
     def _renumbered(self, rng: Random, other: Header) -> tuple[EncodedBatch, str]:
-        """Return a batch under the id of *other*, and its fault."""
+        """Return a batch under the id of another producer, and a description of its defect."""
         kind = rng.choice(["repeat", "repeat", "gap", "epoch"])
         sequence, epoch = other.base_sequence, other.producer_epoch
         if kind != "repeat":
@@ -226,7 +226,7 @@ class Hostile:
                 self._ask(broker, join)
 
     def _settle(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Settle records of groups of which the client is no member."""
+        """Settle records of groups to which the client does not belong."""
         group, start = rng.choice(self._groups), rng.randrange(50)
         ranges = ((place, (start, start + rng.choice([1, 10, FAR]))),)
         member = f"{NAME}-{rng.randrange(FLOOD)}"

@@ -13,13 +13,13 @@ from pymq.testing.simulation.world import SECOND, mix
 
 Step = list[Any]
 
-# Faults of processes, the network, disks, clocks and the coordinator, in this order.
+# Faults of processes, of the network, disks, clocks and the coordinator, in this order.
 FAULTS = """crash boundary crash_loop pause crash_zk crash_app crash_all wipe
     isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late reorder tail
     slow_disk full_disk fail_disk flip
     clock jump skew
     expire suspend slow_coordinator uncertain""".split()
-# Faults that have a rate (lowest, highest) instead of a time.
+# Faults that have a rate (lowest, highest) instead of single times.
 RATES = {
     "loss": (0.0005, 0.1),
     "duplicate": (0.001, 0.2),
@@ -49,24 +49,24 @@ PROFILES: dict[str, list[str]] = {
 HOSTILE_SHARE = 0.15  # the share of runs of profile "all" with a hostile client
 
 
-# The profiles of a soak run, seed by seed; each one stands for one way of failing.
+# The profiles of a soak run, seed by seed; each profile concentrates on one way of failing.
 ROTATION = """swarm network swarm crash swarm fetch swarm disk swarm rolls swarm time swarm wipe
     swarm coordinator""".split()
 
 
 @value
 class Faults:
-    """Faults for a cluster: all of *kinds*, which are some of ``FAULTS``, for *seconds*."""
+    """Faults for a cluster: all of *kinds* (names in ``FAULTS``), for *seconds*."""
 
     kinds: tuple[str, ...]
     seconds: float = 600.0
 
 
 def check_kinds(faults: object) -> None:
-    """Check that faults are the name of a profile or :class:`Faults`.
+    """Check that *faults* is None, the name of a profile, or :class:`Faults`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: *faults* is something else.
     """
     if isinstance(faults, str) and faults in PROFILES:
         return
@@ -84,7 +84,7 @@ def log_uniform(rng: Random, low: float, high: float) -> float:
 
 
 def draw_kinds(rng: Random, profile: str) -> list[str]:
-    """Draw the kinds of fault of a run; some are left out, so that others take effect.
+    """Draw the kinds of fault of a run; leave some out, so that others take effect.
 
     If everything crashes all the time, logs never diverge for long (Groce et al., Swarm Testing,
     ISSTA 2012).
@@ -118,7 +118,7 @@ class FaultSchedule:
         self._duration = duration_us
 
     def draw(self, kinds: Sequence[str]) -> list[Step]:
-        """All faults of these kinds, ``[time, kind, ...]`` in the order of their times."""
+        """Return all faults of these kinds, ``[time, kind, ...]`` in the order of their times."""
         steps: list[Step] = []
         for kind in FAULTS:
             if kind in kinds and kind not in RATES:
@@ -126,7 +126,7 @@ class FaultSchedule:
         return sorted(steps, key=lambda step: int(step[0]))
 
     def _of(self, kind: str, rng: Random) -> list[Step]:
-        """Faults of one kind, from the first second to the end."""
+        """Draw the faults of one kind, from the first second to the end."""
         found: list[Step] = []
         at, pause = SECOND, log_uniform(rng, 0.3, 20)
         while True:

@@ -1,12 +1,13 @@
-"""Constants of the machines that a run makes small, so that rare events happen within seconds.
+"""Constants of the state machines that a run reduces, so that rare events happen within seconds.
 
 Otherwise a run of some seconds would never reach a checkpoint after 32 MiB, a list of 512 ranges or
 the end of a session of half a minute. So each run draws some of these constants, as FoundationDB
 does with its knobs (apple.github.io/foundationdb/testing.html).
 
-Nearly every run has a short session of group members. When the faults end, each run crashes its
-applications, and leases of a crashed member are freed only when its session runs out. With half a
-minute this idle wait made up three fifths of all events, and no session ran out during the faults.
+In nearly every run, group members have a short session. When the faults end, each run crashes its
+applications, and the leases of a crashed member stay until its session runs out. With sessions of
+half a minute, this idle wait made up three fifths of all events, and no session ran out during the
+faults.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ LIMITS: Knobs = {
     "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
     "SLICE_OPS": ("pymq.controller.", (1, 5)),
 }
-# Drawn separately: how far behind the end readers use any replica.
+# Drawn separately: how far behind the end a reader must be to fetch from any replica.
 SPREAD: Knobs = {
     "BEHIND_BYTES": ("pymq.client.", (1, 1_000)),
     "BEHIND_RECORDS": ("pymq.client.", (1, 20)),
     "NEAR_WAIT_MS": ("pymq.client.", (1, 100)),
 }
-# Drawn separately: how many of very many partitions are handled in a turn.
+# Drawn separately: how many of very many partitions a machine handles in a turn of the loop.
 TURNS: Knobs = {
     "TURN_MAX": ("pymq.controller.", (1, 2)),
     "TOLD_MAX": (("pymq.broker.", "pymq.controller."), (1, 2)),
@@ -51,13 +52,13 @@ DELAY: Knobs = {
     "NOTE_OFFSETS": ("pymq.core.delay.", (1, 20)),
     "MOVE_OFFSETS": ("pymq.core.delay.", (1, 20)),
 }
-# The value in most of the runs that draw none of the above; a few runs have the usual value.
+# The value in most runs that draw none of the constants above; a few runs have the usual value.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
 
 
 def draw_limits(rng: Random) -> dict[str, int]:
-    """Draw each constant with a probability of a third, members' sessions nearly always."""
+    """Draw each constant with a probability of one third, but members' sessions nearly always."""
     found = {}
     for name, (_, choices) in LIMITS.items():
         number, dice = rng.choice(choices), rng.random()

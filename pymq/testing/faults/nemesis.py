@@ -23,9 +23,9 @@ class Nemesis:
 
     Args:
         base: the virtual time at which the plan starts, in microseconds.
-        crash_app: ends an application, by its name.
-        restart_app: starts it again.
-        hostile: lets the hostile client send something.
+        crash_app: function that ends an application, by its name.
+        restart_app: function that starts an application again.
+        hostile: function that lets the hostile client do an act.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Nemesis:
             cluster.world.at(base + step[0], self._do, step)
 
     def stop(self) -> None:
-        """End the faults in progress, and start no more."""
+        """End the faults in progress, and start no further fault."""
         self.period.is_over = True
         self.disks.restart_failing(keeps_one=self._restarts_failing)
         self._cluster.calm()

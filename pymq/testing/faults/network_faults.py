@@ -17,27 +17,27 @@ class NetworkFaults:
         self._period = period
 
     def isolate(self, name: str, duration: int) -> None:
-        """Cut a machine off from every other."""
+        """Cut a process off from every other."""
         cut = self._cluster.cut(name)
         self._period.later(duration, lambda: self._cluster.heal(cut))
 
     def cut(self, a: str, b: str, duration: int, one_way: bool) -> None:
-        """Cut the link between two machines, or only from *a* to *b*."""
+        """Cut the link between two processes, or only from *a* to *b*."""
         cut = self._cluster.cut(a, b, one_way=one_way)
         self._period.later(duration, lambda: self._cluster.heal(cut))
 
     def split(self, names: list[str], duration: int) -> None:
-        """Cut *names* off from all other machines."""
+        """Cut *names* off from all other processes."""
         cut = self._cluster.cut(names)
         self._period.later(duration, lambda: self._cluster.heal(cut))
 
     def bridge(self, left: list[str], right: list[str], duration: int) -> None:
-        """Cut two sides off from each other; machines on neither side reach both."""
+        """Cut two sides off from each other; processes on neither side still reach both."""
         cut = self._cluster.cut(left, right)
         self._period.later(duration, lambda: self._cluster.heal(cut))
 
     def swizzle(self, names: list[str], gap: int, duration: int) -> None:
-        """Isolate machines one after the other; they come back in a random order."""
+        """Isolate processes one after the other; they come back in a random order."""
         rng = self._cluster.world.rng("swizzle")
         for number, name in enumerate(names):
             lasts = duration + rng.randrange(duration + 1)

@@ -9,7 +9,7 @@ from pymq.testing.simulation.world import World
 
 
 class FaultPeriod:
-    """Runs the delayed parts of faults until the period is over."""
+    """Runs the delayed actions of faults until the period is over."""
 
     def __init__(self, world: World) -> None:
         self.is_over = False

@@ -50,7 +50,7 @@ class Plan:
     link: dict[str, Any] = Factory(dict)  # fields of LinkFaults
     uncertain: float = 0.0  # share of commits with an unknown outcome
     restart: str = "all"  # which processes restart when the faults end: all, apps or none
-    operator: bool = True  # whether an operator restarts brokers whose disk has failed
+    operator: bool = True  # True: an operator restarts brokers whose disk has failed
     topics: list[dict[str, Any]] = Factory(list)
     apps: list[dict[str, Any]] = Factory(list)
     ops: list[Step] = Factory(list)
@@ -74,7 +74,7 @@ class Plan:
         return lines + [f"application {app}" for app in self.apps]
 
     def to_json(self) -> str:
-        """The plan as text, one step per line."""
+        """Return the plan as text, one step per line."""
         fields = attrs.asdict(self)
         parts = []
         for name, item in fields.items():
@@ -91,7 +91,7 @@ class Plan:
         return cls(**json.loads(text))
 
     def copy(self, **changes: Any) -> Plan:
-        """The same plan with some fields changed."""
+        """Return the same plan with some fields changed."""
         return attrs.evolve(self, **changes)
 
 
@@ -110,10 +110,11 @@ def generate(
 ) -> Plan:
     """Generate the plan of a seed: the kinds of fault, their rates, and everything else.
 
-    Without *brokers* the plan mostly has three or five, and without *zkservers* one to three. The
-    profile ``"all"`` selects a profile for each seed. When the faults end, *restart* selects what
-    restarts: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``, or one of these at random
-    (``"any"``). Without a restart the run finds failures that a restart would hide.
+    Without *brokers* the plan mostly has three or five brokers, and without *zkservers* one to
+    three zkservers. The profile ``"all"`` selects a profile for each seed. *restart* selects the
+    nodes that restart when the faults end: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``,
+    or one of these at random (``"any"``). A run without a restart finds failures that a restart
+    would hide.
     """
     if restart == "any":
         restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])
@@ -138,7 +139,7 @@ def faults_for(seed: int, brokers: int, zkservers: int, faults: object) -> Plan:
     """Return the faults for a user's cluster: a profile's name, or :class:`Faults`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: *faults* is neither.
     """
     if isinstance(faults, Plan):
         return faults
@@ -176,7 +177,7 @@ class Planner:
             self.plan.topics = [self._topic(i) for i in range(self.rng.choice([1, 1, 2]))]
             names = [str(topic["name"]) for topic in self.plan.topics]
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
-            # a separate stream of random numbers, so that older plans stay the same
+            # a separate random stream: the other draws of a seed stay the same
             keyed = Random(mix(self.seed, "keyed"))
             for app in self.plan.apps:
                 app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
@@ -190,7 +191,7 @@ class Planner:
         return self.plan
 
     def plan_faults(self) -> None:
-        """Draw the faults, and the rates of those that have one."""
+        """Draw the faults, and the rates of faults that have one."""
         plan = self.plan
         rates = draw_rates(self.rng, self.kinds)
         plan.uncertain = rates.pop("uncertain", 0.0)
@@ -201,7 +202,9 @@ class Planner:
         plan.faults = schedule.draw(self.kinds)
 
     def _reference(self) -> None:
-        """The plan for measuring speed: one partition, three replicas, 20 records a second."""
+        """Return the plan for measuring speed: one partition, three replicas, 20 records a
+        second.
+        """
         plan, rng = self.plan, self.rng
         replicas = min(3, plan.brokers)
         plan.topics = [
@@ -214,7 +217,7 @@ class Planner:
             plan.ops.append([at, "send", 0, "t0", "0", 1, 100])
 
     def _delays(self) -> None:
-        """In half of the runs, some records have a delay or an expiry."""
+        """Draw delays and expiries: half of the runs have some."""
         rng = Random(mix(self.seed, "delays"))
         if rng.random() < 0.5:
             for app in self.plan.apps:
@@ -222,14 +225,14 @@ class Planner:
             self.plan.limits.update(draw_delay(rng))
 
     def _priorities(self) -> None:
-        """In a third of the runs, some records have a priority."""
+        """Draw priorities: a third of the runs have some."""
         rng = Random(mix(self.seed, "priorities"))
         if rng.random() < 1 / 3:
             for app in self.plan.apps:
                 app["urgent"] = rng.choice([0.0, 0.1, 0.5])
 
     def _retries(self) -> None:
-        """In half of the runs, some members return records with a backoff."""
+        """Draw retries: in half of the runs, some members return records with a backoff."""
         rng = Random(mix(self.seed, "retries"))
         if rng.random() < 0.5:
             for app in self.plan.apps:
@@ -238,7 +241,7 @@ class Planner:
                 app["nack"] = max(app["nack"], rng.choice([0.0, 0.1, 0.5]))
 
     def _racks(self) -> None:
-        """Some applications run in the rack of a broker, and read from that broker."""
+        """Draw racks: some applications run in the rack of a broker, and read from that broker."""
         rng = Random(mix(self.seed, "racks"))
         for app in self.plan.apps:
             if rng.random() < 0.4:
@@ -269,7 +272,7 @@ class Planner:
             "handles": rng.choice([2, 64]),
         }
         if rng.random() < 0.3:
-            # Each process has its own clock, from a third to three times as fast.
+            # Each process has its own clock, with a third to three times the usual speed.
             plan.knobs["rates"] = {
                 name: round(log_uniform(rng, 0.33, 3.0), 3)
                 for name in (*self.brokers, *self.zkservers)
@@ -321,7 +324,7 @@ class Planner:
         rng = self.rng
         return {
             "idempotent": rng.random() < 0.8,
-            "named": rng.random() < 0.2,  # continues where an earlier process stopped
+            "named": rng.random() < 0.2,  # the producer continues where an earlier process stopped
             "acks": rng.choice([None, None, None, "raft", "leader", "none"]),
             "linger_ms": rng.choice([0, 1, 5, 50]),
             "batch_bytes": rng.choice([1, 200, 2_000, 1 << 18]),

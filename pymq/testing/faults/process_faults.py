@@ -41,18 +41,20 @@ class ProcessFaults:
             self.crash(name, keep, down)
 
     def boundary(self, name: str, boundary: int, keep: str, down: int) -> None:
-        """End a process after a number of further effects."""
+        """End a process at its next effect after a number of others."""
         self._down[name] = down
         self._cluster.crash(name, keep, at_boundary=boundary)
 
     def crash_loop(self, name: str, boundaries: list[int], keep: str, down: int) -> None:
-        """Crash repeatedly, each time after the next number of effects since the start."""
+        """Crash repeatedly; each number says after how many effects of a start the next crash
+        comes.
+        """
         first, *rest = boundaries
         self.boundary(name, first, keep, down)
         self._cluster.brokers[name].crash_loop = rest
 
     def wipe(self, name: str, down: int) -> None:
-        """Replace the disk, unless other brokers lack some of its records."""
+        """Replace the disk, if other brokers have all of its records."""
         if not self._redundancy.is_spare(name):
             self._cluster.world.note(255, "fault", "no wipe", name)
             return

@@ -1,4 +1,4 @@
-"""Decides which brokers a cluster can do without."""
+"""Finds the brokers that a cluster can do without."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Redundancy:
         if self.rotten or not (len(self._cluster.brokers) > 2 and self.is_spare(name)):
             return False
         # A restarted broker leaves the in-sync sets when it registers. Until then the sets do not
-        # show which blocks only *name* will hold.
+        # show the blocks that only *name* will hold.
         others = [other for other in self._cluster.brokers if other != name]
         if not all(self._is_registered(other) for other in others):
             return False
-        # The controller may roll a partition onto that disk. With one replica no other broker has
-        # the partition then, and of two replicas Raft needs both.
+        # The controller may roll a partition onto that disk. With one replica no other broker then
+        # has the partition, and with two replicas Raft needs both.
         return all(
             _needs_not_all(decode_node(PartitionNode, entry.data))
             for entry in self._cluster.ensemble.entries()
@@ -47,10 +47,11 @@ class Redundancy:
     def is_spare(self, name: str, *, unseen: bool = False) -> bool:
         """Whether other brokers hold each block of *name*: a majority for Raft, else one.
 
-        Only the visible records count; with *unseen* all records that *name* has synced.
+        Only visible records count; with *unseen*, all records that *name* has synced.
 
-        The controller places new blocks on a replaced disk before it learns of the replacement.
-        So at most one disk is replaced at a time: with two of three, a new block has no leader.
+        The controller places new blocks on a replaced disk before it learns of the replacement. So
+        replace at most one disk at a time: if two of three were replaced, a new block would have no
+        leader.
         """
         watch = self._cluster.watch
         for entry in self._cluster.ensemble.entries():
@@ -88,7 +89,7 @@ class Redundancy:
             if broker == name or storage != host.storage_id or log is None:
                 continue
             if self.rotten.get(broker) == host.disks:
-                continue  # the damage may be in this block
+                continue  # the damage may be in this broker's copy of the block
             # A replica outside the in-sync set may be complete, but no leader knows that.
             is_open_raft = block.end is None and block.acks is AckMode.RAFT
             is_known = is_open_raft or (broker in block.in_sync and broker in counted)
@@ -98,9 +99,9 @@ class Redundancy:
         return others >= 1
 
     def _counted_on(self, place: BlockId) -> tuple[str, ...]:
-        """The brokers in the in-sync set of each leader of a partition.
+        """Return the brokers in the in-sync set of each leader of a partition.
 
-        All replicas without a leader.
+        Without a leader, return all replicas.
         """
         found = tuple(self._cluster.brokers)
         for host in self._cluster.brokers.values():
@@ -113,7 +114,7 @@ class Redundancy:
 
 
 def _needs_not_all(node: PartitionNode) -> bool:
-    """Whether a partition takes records while one of its replicas cannot write."""
+    """Whether a partition accepts records while one of its replicas cannot write."""
     wanted = node.wanted
     counts = [node.replicas, *([wanted.count] if wanted is not None and wanted.count else [])]
     modes = {node.acks, *([wanted.acks] if wanted is not None and wanted.acks is not None else [])}

@@ -1,19 +1,20 @@
 """A simulated coordinator backend over a network that delays, and loses connections.
 
-An :class:`Ensemble` is the backend; it does not fail, but the connections to it do. Each zkserver
-has a :class:`CoordinatorSession` with the order that :class:`pymq.coord.base.Coordinator` promises:
-requests and answers are each delivered in order, with a delay. If the connection breaks, a commit
-in progress is done at once, a little later, or never; its client gets :class:`Uncertain`.
+An :class:`Ensemble` is the backend. The coordinator backend does not fail, but connections to it
+do. Each zkserver has a :class:`CoordinatorSession` with the order that
+:class:`pymq.coord.base.Coordinator` promises: requests arrive in order, and so do answers, with a
+delay. If the connection breaks, the backend carries out a commit in progress at once, a little
+later, or never; the client gets :class:`Uncertain`.
 
-The simulated backend is as harsh as a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py``
-has observed it:
+The simulated backend is as harsh as a real ZooKeeper (``tests/coord/test_zookeeper_faults.py``):
 
 - A client notices a cut only after a silence. Until then the client sends requests that never
   arrive.
-- Watches end with the connection. After :class:`Resumed`, each loaded root is reported as changed
-  once its watch is set again; earlier changes are not reported otherwise.
+- Watches end with the connection. After :class:`Resumed`, the client reports each loaded root as
+  changed once its watch is set again; it does not report the changes in between one by one.
 - Before a session expires, its connection is lost.
-- Of the commits in progress, only a first part is done, because a connection keeps their order.
+- If a connection breaks, only the first of the commits in progress are done, because a connection
+  keeps the order of commits.
 - A commit may have at most 1 MiB.
 - Some connections are slow, like those to a server that lags behind.
 """
@@ -47,7 +48,7 @@ from pymq.testing.simulation.world import World
 
 COORDINATOR = "coordinator"  # name of the backend in cuts
 LATENCY_US = 500
-SLOW = 40  # how many times slower some connections are than others
+SLOW = 40  # factor between slow and usual connections
 LATE_US = 50_000  # how long after the end of its connection a commit may still be done
 
 OnSubmit = Callable[[str, Commit], None]  # (zkserver, commit)
@@ -99,7 +100,7 @@ class Ensemble:
     # --- for sessions ---------------------------------------------------------------------------
 
     def join(self, session: CoordinatorSession) -> str:
-        """Begin a session; its name was never used before."""
+        """Begin a session under a new name."""
         self._named += 1
         name = f"session-{self._named}"
         self.sessions[name] = session
@@ -156,20 +157,20 @@ class CoordinatorSession:
         self._events: deque[CoordEvent] = deque()
         self._held: deque[CoordRequest] = deque()  # requests made while suspended
         self._under_way: dict[int, CoordRequest] = {}  # requests without an answer, by number
-        self._done: set[int] = set()  # commits in progress that were carried out
+        self._done: set[int] = set()  # commits in progress that the backend has carried out
         self._unsent: set[int] = set()  # requests in progress that a cut has lost
         self._numbers = 0
         self._connection = 0
         self._slowness = 1
         self.link = SessionLink(self, ensemble)
-        self._has_watches = True  # in this connection
-        self._up_at = self._down_at = 0  # in order, each way
+        self._has_watches = True  # whether the present connection has watches
+        self._up_at = self._down_at = 0  # when the last message arrives, in each direction
         self._is_expired = self._is_closed = self.is_dead = False
         self._session = ensemble.join(self)
 
     @property
     def session(self) -> str:
-        """The session's name; a new one once SessionExpired is on its way."""
+        """The session's name; a new name once SessionExpired is on its way."""
         return self._session
 
     # --- the contract ---------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class CoordinatorSession:
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us
-        if self._slowness > 1:  # a client leaves a server that is slower than this
+        if self._slowness > 1:  # a client leaves an even slower server
             bearable = self._ensemble.session_timeout_us // 8
             latency = max(latency, min(latency * self._slowness, bearable))
         return latency + (self.rng.getrandbits(16) * latency >> 16)
@@ -332,7 +333,7 @@ class CoordinatorSession:
                 self._answer(0, Changed(root))
 
     def _expired(self) -> None:
-        """The server has ended the session; the client learns of it once it is connected."""
+        """End the session at the server; the client learns of this once it is connected."""
         if self.is_dead or self._is_closed:
             return
         self._is_expired = True
@@ -358,7 +359,7 @@ class CoordinatorSession:
             self._send(load)
 
     def _lost(self, process: Process) -> None:
-        """The client has died; its session lives on until its timeout."""
+        """Note that the client has died; its session remains until its timeout."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -375,7 +376,9 @@ class CoordinatorSession:
         self._world.after(self._ensemble.session_timeout_us, lambda *_: end(self._session))
 
     def unanswered(self) -> list[Commit]:
-        """Commits in flight: when the client dies, any number of the first of them is done."""
+        """Return the commits in flight: when the client dies, the backend carries out any number of
+        them, in order.
+        """
         return [
             request
             for number, request in self._under_way.items()
@@ -385,7 +388,7 @@ class CoordinatorSession:
         ]
 
     def _carry_out(self, commit: Commit) -> None:
-        # The end of a session ends its requests.
+        # The end of a session also ends its requests.
         if self._session in self._ensemble.sessions:
             _, plan = self._ensemble.carry_out(self._session, commit)
             self._ensemble.announce(plan)
@@ -395,21 +398,21 @@ class SessionLink:
     """The network between one zkserver and the backend, and the pauses of that zkserver."""
 
     def __init__(self, session: CoordinatorSession, ensemble: Ensemble) -> None:
-        self.is_cut = False  # also before the client has noticed
+        self.is_cut = False  # True as soon as the link is cut, before the client notices
         self._session = session
         self._ensemble = ensemble
         self._world = ensemble.world
         self._cuts = 0
 
     def check(self, is_cut: bool) -> None:
-        """The network between the zkserver and the backend was cut or healed."""
+        """React to a cut or a heal of the network between the zkserver and the backend."""
         if is_cut == self.is_cut:
             if not is_cut:
                 self._session.resume()
             return
         self.is_cut = is_cut
         if not is_cut:
-            self._session.suspend()  # The client replaces a connection that was silent for so long.
+            self._session.suspend()  # After so long a silence, the client replaces the connection.
             self._session.resume()
             return
         timeout = self._ensemble.session_timeout_us
@@ -427,7 +430,9 @@ class SessionLink:
             self._ensemble.expire(self._session.session)
 
     def check_pause(self) -> None:
-        """The zkserver was paused; its session expires if the pause is longer than the timeout."""
+        """React to a pause of the zkserver: its session expires if the pause is longer than the
+        timeout.
+        """
         self._world.after(
             self._ensemble.session_timeout_us, self._expire_paused, self._session.process.pauses
         )

@@ -6,7 +6,7 @@ The disk replaces :class:`pymq.store.file.os_files.OsFiles` under a
     disk = SimDisk()
     store = FileStore("/data", files=disk)
     ...
-    disk.crash(random.Random(seed))  # the power fails; what was not synced may be gone
+    disk.crash(random.Random(seed))  # the power fails; unsynced data may be lost
     store = FileStore("/data", files=disk)
 
 Random numbers are arguments, so results depend only on them and on the earlier operations. To try
@@ -14,8 +14,8 @@ each place where the power may fail, run once and look at :attr:`SimDisk.operati
 with :attr:`SimDisk.cut_in` set to 0, 1, 2 and so on, or let :meth:`SimDisk.fork` copy the disk
 before each operation.
 
-A crash leaves what POSIX allows: see :mod:`pymq.testing.simulation.simulated_file` for writes, and
-:mod:`pymq.testing.simulation.simulated_folders` for names.
+A crash leaves a state that POSIX allows: see :mod:`pymq.testing.simulation.simulated_file` for
+writes, and :mod:`pymq.testing.simulation.simulated_folders` for names.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SimDisk:
     """A file system in memory, to be used as the ``files`` of a store.
 
     Args:
-        holes: whether later sectors may make it to the disk when earlier ones do not.
-        room: by how many bytes files may grow until the disk is full; None: for ever.
+        holes: whether later sectors may reach the disk without earlier ones.
+        room: by how many bytes files may grow until the disk is full; None: without limit.
     """
 
     def __init__(self, *, holes: bool = True, room: int | None = None) -> None:
@@ -69,17 +69,19 @@ class SimDisk:
     # --- faults of the disk -----------------------------------------------------------------------
 
     def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
-        """Let the power fail and come back: unsynced data may be lost, as *rng* decides.
+        """Let the power fail and come back; *rng* decides which unsynced data is lost.
 
-        With *keep* ``"none"`` all of it is lost, with ``"all"`` nothing; a :class:`Survival`
-        decides for each part.
+        With *keep* ``"none"`` the crash loses all unsynced data, with ``"all"`` no data; a
+        :class:`Survival` decides part by part.
         """
         self.kill()
         survival = _Chance(rng, keep, self.holes) if isinstance(keep, str) else keep
         self._folders.crash(survival)
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """What a crash may lose: names (folder, name), and files with writes; in order."""
+        """Return everything that a crash may lose, in order: names (folder, name), and files with
+        writes.
+        """
         return self._folders.unsynced()
 
     def kill(self) -> None:
@@ -92,12 +94,12 @@ class SimDisk:
         self.heal()
 
     def heal(self) -> None:
-        """Cancel the power cut, faults and lack of space that are still to come."""
+        """Cancel all power cuts, faults and lack of space that have not happened yet."""
         self.cut_in, self.room = -1, None
         self._faults.clear()
 
     def wipe(self) -> None:
-        """Replace the disk by an empty one; the processes that use it are ended."""
+        """Replace the disk by an empty one; this ends the processes that use the disk."""
         self.kill()
         self._folders = Folders()
 
@@ -105,7 +107,8 @@ class SimDisk:
         """Return an independent copy of this disk, without open files.
 
         Data that is not durable on this disk is not durable on the copy either. A fork is cheap,
-        because data is shared until one side changes it. An unused fork serves as a snapshot.
+        because both disks share the data until one of them changes it. An unused fork serves as a
+        snapshot.
         """
         made = SimDisk(holes=self.holes, room=self.room)
         made._folders = self._folders.fork()
@@ -114,9 +117,9 @@ class SimDisk:
     def flip(
         self, rng: random.Random, path: str | None = None, at: int | None = None
     ) -> tuple[str, int] | None:
-        """Flip one bit in the file *path*, or in any file; returns the file and the byte.
+        """Flip one bit in the file *path*, or in any file; return the file and the byte.
 
-        The bit is in the byte *at*, or in any byte. Returns None if there is no data.
+        The bit is in the byte *at*, or in any byte. The result is None if there is no data.
         """
         files = self._folders
         found = [name for name in self.paths() if path in (None, name) and files.file(name).data]
@@ -140,9 +143,9 @@ class SimDisk:
         """Let the next *times* calls of *operation* on files with *path* in their name fail.
 
         *operation* is the name of a method of :class:`pymq.store.file.os_files.Files`. After a
-        failed ``sync`` the kernel considers the written data clean: programs can read it until
-        :meth:`forget`, and a second sync does not write it, except for the length. *rng* decides
-        which of that data is on the disk; without *rng* the disk has the old data.
+        failed ``sync`` the kernel considers the written data clean: programs can read the data
+        until :meth:`forget`, and a second sync does not write the data, only the file's length.
+        *rng* decides which of the data is on the disk; without *rng* the disk has the old data.
         """
         self._faults.append(_Fault(operation, path, code, times, rng))
 
@@ -158,7 +161,7 @@ class SimDisk:
                 raise OSError(fault.code, os.strerror(fault.code), path)
 
     def lose(self, handle: int) -> None:
-        """A sync has failed: programs can still read the data, but it will not be written.
+        """Let a sync fail: programs can still read the data, but no later sync writes it.
 
         Linux marks the pages clean, and a later sync reports success (Rebello et al., ATC 2020).
         """
@@ -170,7 +173,9 @@ class SimDisk:
                 file.lose(rng, holes=self.holes)
 
     def _step(self, operation: str, path: str) -> None:
-        """Count a changing operation, and let the power or the operation fail if that is due."""
+        """Count a changing operation, and let the power or the operation fail if a failure
+        is due.
+        """
         if self.cut_in >= 0:
             if self.cut_in == 0:
                 raise PowerCut

@@ -1,4 +1,4 @@
-"""The driver of a simulated client: a waiting call runs the whole world."""
+"""The driver of a simulated client: a waiting call runs the whole simulated world."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SimDriver:
             self._look()
 
     def turn(self, name: str) -> bool:
-        """Turn the loop for machine *name*, unless it is being turned already."""
+        """Run the loop once for machine *name*, unless the loop is already running."""
         self._check()
         if self._host.is_turning or self._host.is_paused or self._depth:
             self.loop.touch(name)
@@ -55,17 +55,17 @@ class SimDriver:
         return True
 
     def poke(self, name: str) -> None:
-        """Drive machine *name* soon."""
+        """Run machine *name* soon."""
         self.loop.poke(name)
         self._world.after(0, self._look_later)
 
     def push(self, name: str) -> None:
-        """Drive machine *name*: now if possible, else soon."""
+        """Run machine *name*: now if possible, else soon."""
         if not self.turn(name):
             self.poke(name)
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Note that a machine is due at *due*, in the loop's milliseconds."""
+        """Note that a machine has a deadline at *due*, in the loop's milliseconds."""
         self._host.rearm()
 
     def check_process(self) -> None:
@@ -92,7 +92,7 @@ class SimDriver:
     # --- waiting ----------------------------------------------------------------------------------
 
     def monotonic(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._world.now / SECOND
 
     def pause(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class SimDriver:
         self._run(lambda: False, seconds)
 
     def wait(self, what: Waitable, timeout: float | None) -> bool:
-        """Run the world until *what* is done; returns whether it is."""
+        """Run the world until *what* is done; return whether it is done."""
         self._check()
         if not what.is_done:
             self._look()
@@ -135,7 +135,7 @@ class SimDriver:
             raise Closed("the client was closed, or its process has crashed")
 
     def close(self) -> None:
-        """Turn once more and end the process."""
+        """Run the loop once more and end the process."""
         if self._host.loop is self.loop:
             self._look()
             self._host.die()

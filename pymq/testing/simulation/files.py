@@ -24,7 +24,7 @@ class ProcessFiles:
         self.process = process
         self.slow = 1  # factor for all costs
         self.room: int | None = None  # bytes by which files may still grow; None: no limit
-        self.failing: dict[str, int] = {}  # how many of the next operations of a name fail
+        self.failing: dict[str, int] = {}  # by operation: how many of the next calls fail
         self._dice = dice
 
     # --- changing operations ----------------------------------------------------------------------
@@ -136,7 +136,7 @@ class ProcessFiles:
         self.disk.close(handle)
 
     def size(self, handle: int) -> int:
-        """The length of a file."""
+        """Return the length of a file."""
         return self.disk.size(handle)
 
     def forget(self, handle: int, position: int) -> None:
@@ -144,7 +144,7 @@ class ProcessFiles:
         self.disk.forget(handle, position)
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         self._take_descriptor(path)
         return self.disk.list(path)
 

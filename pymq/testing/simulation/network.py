@@ -1,8 +1,8 @@
 """The network between simulated processes: one link for each direction of each pair.
 
 A link delivers in order, as TCP does, unless it is set to reorder. If a link is cut, messages over
-it are lost; if it is clogged, they arrive later, all at once. Each message uses the same number of
-random values from its link's stream, regardless of its fate.
+it are lost; if it is clogged, they arrive later, all at once. Each message takes the same number of
+random values from its link's stream, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Packet = tuple[int, str, str, Message]
 
 
 def _nobody(peer: str, source: str, message: Message) -> None:
-    """No process has joined under that name."""
+    """Receive nothing: no process has joined under that name."""
 
 
 @define
@@ -34,15 +34,15 @@ class LinkFaults:
 
     delay_us: int = 200  # shortest delay
     jitter_us: int = 100  # mean of the additional delay, exponentially distributed
-    tail: float = 0.0  # that the delay is up to a thousand times as long
+    tail: float = 0.0  # probability of a delay up to a thousand times as long
     loss: float = 0.0
-    duplicate: float = 0.0  # that the message arrives twice
-    late: float = 0.0  # ... that the message arrives again after up to 10 seconds
-    reorder: float = 0.0  # ... that the message overtakes earlier messages
+    duplicate: float = 0.0  # probability that the message arrives twice
+    late: float = 0.0  # probability that it arrives again after up to 10 seconds
+    reorder: float = 0.0  # probability that it overtakes earlier messages
 
 
 class NetworkLink:
-    """One direction between two processes."""
+    """The link from one process to another."""
 
     __slots__ = (
         "clogged_until",
@@ -76,7 +76,7 @@ class NetworkLink:
 
 
 class Network:
-    """All links; processes join it under their names."""
+    """All links; processes join the network under their names."""
 
     def __init__(self, world: World, faults: LinkFaults | None = None) -> None:
         self.world = world
@@ -100,7 +100,7 @@ class Network:
         return list(self._receivers)
 
     def link(self, source: str, target: str) -> NetworkLink:
-        """The link from *source* to *target*."""
+        """Return the link from *source* to *target*."""
         found = self._links.get((source, target))
         if found is None:
             rng = self.world.rng("link", source, target)
@@ -114,8 +114,9 @@ class Network:
     def send(
         self, link: NetworkLink, peer: str, source: str, message: Message, lag: int, slow: int = 1
     ) -> None:
-        """Send *message* to machine *peer*; it leaves *lag* microseconds from now."""
-        # Always the same number, so that the random numbers of other messages stay the same.
+        """Send *message* to machine *peer*; the message leaves *lag* microseconds from now."""
+        # Always draw the same number of values, so that the values for other messages stay the
+        # same.
         bits = link.rng.getrandbits(96)
         link.sent += 1
         if link.cuts:
@@ -157,7 +158,7 @@ class Network:
     def cut(self, a: Iterable[str], b: Iterable[str], *, one_way: bool = False) -> int:
         """Lose all messages between two sides, or only from *a* to *b*.
 
-        Returns a number to undo it.
+        Returns a number with which :meth:`mend` undoes this cut.
         """
         self._cuts += 1
         left, right = list(a), list(b)
@@ -180,7 +181,7 @@ class Network:
     def heal(self) -> None:
         """Undo all cuts, clogs and slowness; rates of faults stay.
 
-        Messages that were held back arrive now; otherwise later ones would wait behind them.
+        Held-back messages arrive now; otherwise later messages would wait behind them.
         """
         soon = self.world.now + self.faults.delay_us
         behind: dict[int, None] = {}
@@ -221,7 +222,7 @@ class Network:
         self.link(a, b).clogged_until = until
 
     def reset(self, name: str, other: str | None = None) -> None:
-        """Break the connections of a process, or those to one other.
+        """Break all connections of a process, or only those to one other process.
 
         Messages in flight are lost.
         """
@@ -241,5 +242,5 @@ class Network:
             callback()
 
     def status(self) -> dict[str, Any]:
-        """The links that are cut, for reports."""
+        """Return the links that are cut, for reports."""
         return {f"{s}>{t}": list(link.cuts) for (s, t), link in self._links.items() if link.cuts}

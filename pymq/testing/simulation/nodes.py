@@ -35,8 +35,8 @@ class Knobs:
     session_ms: int = 1_500  # a broker that is silent for longer counts as dead
     coordinator_session_ms: int = 1_500  # the session of a zkserver at the coordinator backend
     offsets_partitions: int = 1
-    offsets_replicas: int = 0  # 0: three, or as many as there are brokers
-    store: str = "disk"  # or "memory": no write is lost, and no write fails
+    offsets_replicas: int = 0  # 0: three, or one per broker if there are fewer
+    store: str = "disk"  # "memory": no write is lost, and no write fails
     holes: bool = False  # whether disks write sectors in any order
     delay_us: int = 200  # delay of the network
     jitter_us: int = 100
@@ -46,8 +46,9 @@ class Knobs:
     in_flight: int = 8  # messages to a follower without an answer
     fetch_wait_ms: int = 500  # how long a follower's fetch waits
     lag_max_ms: int = 10_000  # time until a lagging follower leaves the in-sync set
-    replace_ms: int = 10_000  # time until the blocks of a dead broker are given to others
-    replica_lost_ms: int = 600_000  # time until sealed blocks of a dead broker are copied
+    # time until the controller gives the blocks of a dead broker to others
+    replace_ms: int = 10_000
+    replica_lost_ms: int = 600_000  # time until others copy the sealed blocks of a dead broker
     copies_at_once: int = 8  # sealed blocks that are copied at a time
     leader_balance_ms: int = 300_000  # interval at which leaders are balanced
     handles: int = 64  # files that a broker keeps open
@@ -62,18 +63,18 @@ class SimulatedHost(Process):
     """A process with a wall clock."""
 
     wall_skew_ms = 0
-    was_skewed = False  # whether the broker's wall clock was wrong at any time so far
+    was_skewed = False  # whether the wall clock has ever been wrong
     keep_dice = 0  # number of the random stream for surviving writes
-    # if set, the process dies after so many effects of its next start, too
+    # if set, the process also dies after so many effects of its next start
     crash_again: int | None = None
-    crash_loop: Sequence[int] = ()  # the same numbers for the starts after that
+    crash_loop: Sequence[int] = ()  # the same number for each later start
 
     def wall_ms(self) -> int:
-        """The time of day, as this machine knows it."""
+        """Return the time of day by this process's clock."""
         return WALL_MS + self.world.now // 1000 + self.wall_skew_ms
 
     def wall_offset_ms(self) -> int:
-        """The wall clock minus the monotonic clock."""
+        """Return the wall clock minus the monotonic clock."""
         return self.wall_ms() - self.clock()
 
     def prepare_again(self) -> None:
@@ -107,7 +108,7 @@ class BrokerHost(SimulatedHost):
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: BrokerMachine | None = None
-        # the checkers' knowledge of the broker's partitions
+        # the checkers' latest look at each of the broker's partitions
         self.looks: dict[TopicPartition, Look] = {}
         self.signs: dict[Partition, tuple[object, ...]] = {}  # the inputs of those looks
         # wraps the store for the checkers
@@ -151,7 +152,7 @@ class BrokerHost(SimulatedHost):
                 in_flight=self.knobs.in_flight,
                 fetch_wait_ms=self.knobs.fetch_wait_ms,
                 lag_max_ms=self.knobs.lag_max_ms,
-                # A low limit, so that blocks have to wait, although there are few.
+                # Use a low limit, so that blocks have to wait although there are few.
                 repairs=2,
                 lend_bytes=self.knobs.append_bytes,
             ),
@@ -176,7 +177,7 @@ class BrokerHost(SimulatedHost):
         self.signs.clear()
 
     def lose_power(self, keep: str) -> None:
-        """Lose unsynced writes, except those that *keep* names; see :meth:`SimDisk.crash`.
+        """Lose unsynced writes, except those that *keep* selects; see :meth:`SimDisk.crash`.
 
         ``"state-3"`` means number 3 of the states in
         :func:`pymq.testing.simulation.remains.remains`.
@@ -273,7 +274,7 @@ class ClientHost(SimulatedHost):
 
     def __init__(self, world: World, network: Network, name: str, number: int) -> None:
         super().__init__(world, network, name, number)
-        # The application's own computing takes no virtual time, only its waits do.
+        # Only the waits of the application take virtual time, not its own computing.
         self.turn_us = 0
 
     def build(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads the inner state of machines for checkers and tests, and changes nothing.
+"""Reads the private state of machines for checkers and tests, and changes nothing.
 
 No other module of the simulator reads private attributes of machines.
 """
@@ -26,13 +26,13 @@ class Look(NamedTuple):
 
     block: BlockId  # id of the open block
     start: int  # start of the open block
-    end: int  # end of the log, written or not
+    end: int  # end of the log, including unwritten records
     high_watermark: int
     epoch: int
-    is_leader: bool  # whether the replica leads and appends records; not after a seal
+    is_leader: bool  # whether the replica leads and appends records; False after a seal
     is_strict: bool  # whether each write must be synced before it counts
     majority: int  # number of replicas that must have all visible records
-    told: tuple[int, int]  # epoch and version of the zkserver's last state
+    told: tuple[int, int]  # epoch and version of the last state from the zkserver
     made_on: str  # disk on which this replica of the open block was created; "" if unknown
 
 
@@ -52,7 +52,7 @@ def incomplete(broker: BrokerMachine) -> Iterator[BlockId]:
 
 
 def sign(partition: Partition) -> tuple[object, ...]:
-    """Return the inputs of a :func:`look`, cheaply: equal inputs mean equal looks."""
+    """Return the inputs of a :func:`look`, at little cost: equal inputs give equal looks."""
     opened = partition.opened
     replicator, log = opened.replicator, opened.log
     if replicator is None:
@@ -71,10 +71,10 @@ def sign(partition: Partition) -> tuple[object, ...]:
 
 
 def look(partition: Partition, last: Look | None) -> Look | None:
-    """Return a partition's state; None while its log is not recovered, or if it never will be.
+    """Return a partition's state; None if its log is not recovered yet, or never will be.
 
-    This includes a partition that has failed, since it may have answered in the turn of its
-    failure, and one that restarts its log: its progress since the *last* look counts.
+    A failed partition has a state too, since it may have sent an answer in the turn of its failure.
+    So has a partition that restarts its log: its progress since the *last* look counts.
     """
     opened = partition.opened
     replicator = opened.replicator
@@ -109,7 +109,8 @@ def high_watermark(broker: BrokerMachine | None, topic: str, partition: str) -> 
 
 
 def readable_from_begin(partition: Partition) -> int | None:
-    """Return up to where a broker has a partition without a gap; None if it lacks the beginning.
+    """Return the offset up to which a broker has a partition without a gap; None if it lacks the
+    beginning.
 
     In the open block only committed records on its disk count.
     """
@@ -123,7 +124,9 @@ def readable_from_begin(partition: Partition) -> int | None:
 
 
 def in_sync(partition: Partition) -> tuple[str, ...] | None:
-    """Return a fetch block leader's in-sync replicas, with requested ones; else None."""
+    """Return the in-sync replicas, with requested ones, if the broker leads a fetch block; else
+    None.
+    """
     replicator = partition.opened.replicator
     if not isinstance(replicator, FetchReplicator) or not replicator.is_leader:
         return None
@@ -147,12 +150,12 @@ def is_busy(controller: Controller) -> bool:
 
 
 def coordinators(broker: BrokerMachine) -> Iterator[GroupCoordinator]:
-    """The group coordinators of a broker."""
+    """Return the group coordinators of a broker."""
     yield from broker._coordinators.values()
 
 
 def members(broker: BrokerMachine, group: str) -> tuple[str, ...] | None:
-    """The members of a group, if the broker coordinates it."""
+    """Return the members of a group, if the broker coordinates the group."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None:
@@ -161,7 +164,7 @@ def members(broker: BrokerMachine, group: str) -> tuple[str, ...] | None:
 
 
 def is_member(broker: BrokerMachine, group: str, member: str, now: int) -> bool:
-    """Whether a member is still in its group after all timers that are due by *now*."""
+    """Whether a member is still in its group once all timers due by *now* have run."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and member in found.members:
@@ -170,7 +173,7 @@ def is_member(broker: BrokerMachine, group: str, member: str, now: int) -> bool:
 
 
 def address(broker: BrokerMachine, group: str, member: str) -> str | None:
-    """The address of a member of a group, if the broker coordinates it."""
+    """Return the address of a group's member, if the broker coordinates the group."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and member in found.members:
@@ -179,7 +182,7 @@ def address(broker: BrokerMachine, group: str, member: str) -> str | None:
 
 
 def held(leases: Leases, member: str, span: Range, now: int) -> Iterator[tuple[int, int, int]]:
-    """The part of *span* that a member has leased: ranges, and how often they were delivered."""
+    """Return the parts of *span* that a member has leased, each with its number of deliveries."""
     for each in leases.spans:
         is_its = each.state == LEASED and each.owner == member and each.due > now
         if is_its and each.start < span[1] and span[0] < each.end:
@@ -189,7 +192,7 @@ def held(leases: Leases, member: str, span: Range, now: int) -> Iterator[tuple[i
 def owners(
     broker: BrokerMachine, group: str, generation: int, name: tuple[str, str]
 ) -> Collection[str] | None:
-    """Return the owner of a partition, if this is the present generation of the group."""
+    """Return the owner of a partition, if *generation* is the present generation of the group."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and found.generation == generation:
@@ -198,9 +201,9 @@ def owners(
 
 
 def loose(broker: BrokerMachine, group: str, member: str) -> Iterator[tuple[str, int, int]]:
-    """Return the records that any member may lease, as the coordinator knows them.
+    """Yield the ranges that, by the coordinator's state, any member may lease.
 
-    None while the member does not know the latest generation.
+    Yields nothing while the member does not know the latest generation.
     """
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
@@ -241,7 +244,9 @@ def is_loading(coordinator: GroupCoordinator) -> bool:
 
 
 def fetching(worker: GroupConsumer) -> Iterator[tuple[str, int]]:
-    """Return the next offsets of a member's fetches of leased records: (partition, offset)."""
+    """Return the next offsets that a member will fetch of its leased records: (partition,
+    offset).
+    """
     for partition, line in worker._leased._lines.items():
         for lease in line:
             yield partition, lease.position

@@ -1,8 +1,8 @@
-"""A simulated process: machines, a loop, perhaps a disk, and its own clock; it can die anywhere.
+"""A simulated process that can die anywhere: machines, a loop, perhaps a disk, and its own clock.
 
 The process runs the real :class:`~pymq.runtime.loop.Loop`. Each effect of the loop passes a
 *boundary*: a message that is sent, an operation of the disk, a request to the coordinator backend.
-The process can be made to die at any of them: earlier effects are done, and later ones are not.
+A test can let the process die at any boundary: earlier effects happen, and later ones do not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pymq.testing.simulation.network import Network, NetworkLink
 from pymq.testing.simulation.world import Violation, World
 
 PPM = 1_000_000
-# turns within one wake-up; more mean that machines keep each other busy without end
+# most turns within one wake-up; with more, machines keep each other busy without end
 TURNS_MAX = 20_000
-TURN_US = 15  # virtual time of a turn
+TURN_US = 15  # virtual time that a turn takes
 
 
 class Crash(BaseException):
@@ -34,11 +34,11 @@ class Clock:
         self._world = world
         self._since = world.now
         self._base = start_ms * 1000
-        self.rate = rate  # of its microseconds for a million real ones
-        self.was_wrong = False  # at any time: it ran at another rate, or jumped
+        self.rate = rate  # microseconds of this clock in a million real microseconds
+        self.was_wrong = False  # True once it ran at another rate, or jumped
 
     def __call__(self) -> int:
-        """The clock's time in milliseconds."""
+        """Return the clock's time in milliseconds."""
         if self.rate == PPM:  # the usual case: this runs several times per event
             return (self._base + self._world.now - self._since) // 1000
         return self._us() // 1000
@@ -47,7 +47,7 @@ class Clock:
         return self._base + (self._world.now - self._since) * self.rate // PPM
 
     def when(self, ms: int) -> int:
-        """The world's time at which the clock will show *ms*."""
+        """Return the world's time at which the clock will show *ms*."""
         missing = ms * 1000 - self._base
         return self._since + -(-missing * PPM // self.rate)
 
@@ -77,7 +77,7 @@ class Process(ABC):
         self.is_paused = False
         self.pauses = 0  # number of pauses so far
         self.turn_us = TURN_US
-        self.boundaries = 0  # number of effects so far, over all incarnations
+        self.boundaries = 0  # number of effects so far, in all incarnations
         self.crash_at = -1  # the boundary at which to die
         # called with a description of each effect
         self.on_boundary: Callable[[str], None] | None = None
@@ -92,7 +92,7 @@ class Process(ABC):
         self.on_broken: Callable[[Process, BaseException], None] | None = None
         self.is_turning = False
         self._busy_until = 0
-        self._wake_at = -1  # time of the one wake-up that counts
+        self._wake_at = -1  # time of the next wake-up; others are ignored
         self._wake_for = NEVER  # the deadline of that wake-up, in the process's own milliseconds
         self._links: dict[str, NetworkLink] = {}  # links to all addresses used so far
         self._codes: dict[type, int] = {}  # digest codes of incoming messages, by class
@@ -111,7 +111,7 @@ class Process(ABC):
         return self.loop is not None
 
     def start(self) -> bool:
-        """Start the next incarnation; returns whether it survived the start."""
+        """Start the next incarnation; return whether it survived the start."""
         assert self.loop is None, f"{self.name} is running"
         self.incarnation += 1
         self.is_dying = self.is_paused = False
@@ -135,22 +135,22 @@ class Process(ABC):
         self._wake_at = -1
         self.is_paused = False
         self.network.forget_incoming(self.name)
-        for callback in tuple(self.on_death):  # a session removes its callback when it is called
+        for callback in tuple(self.on_death):  # a callback may remove itself from the list
             callback(self)
 
     def boundary(self, what: str) -> None:
-        """An effect is about to happen; the process may die before it."""
+        """Note that an effect is about to happen; the process may die before it."""
         if self.is_dying:
             raise Crash(what)
         self.boundaries += 1
         if self.on_boundary is not None:
             self.on_boundary(what)
         if self.boundaries == self.crash_at:
-            self.is_dying = True  # clean-up code of the dying process has no effects either
+            self.is_dying = True  # clean-up code of the dying process must have no effects either
             raise Crash(what)
 
     def crash_in(self, boundaries: int) -> None:
-        """Die at a boundary, after a number of other boundaries."""
+        """Let the process die at a boundary, after *boundaries* others."""
         self.crash_at = self.boundaries + 1 + boundaries
 
     def pause(self) -> None:
@@ -184,13 +184,13 @@ class Process(ABC):
         self.wake()
 
     def wake(self) -> None:
-        """Turn the loop now, or as soon as the current turn ends."""
+        """Run the loop now, or as soon as the current turn ends."""
         if self.loop is None or self.is_paused or self.is_turning:
             return
         if self.world.now < self._busy_until:
             self._wake_by(self._busy_until)
         else:
-            try:  # inlined from _guarded, because the call would be expensive
+            try:  # a copy of _guarded: a call would be too slow here
                 self._turn()
             except BaseException as error:
                 self._ended(error)
@@ -204,7 +204,7 @@ class Process(ABC):
         return True
 
     def _ended(self, error: BaseException) -> None:
-        """The process ends because of *error*, unless that ends the test itself."""
+        """End the process because of *error*, unless the error ends the test itself."""
         if isinstance(error, Crash):
             for callback in self.on_turn:
                 callback(self)  # the checkers look at the effects before the death
@@ -248,13 +248,13 @@ class Process(ABC):
             self.wake()
 
     def rearm(self) -> None:
-        """A deadline may have been changed from outside."""
+        """Note that a caller may have changed a deadline."""
         if self.loop is not None:
             self._arm(self.loop.deadline)
 
     def _arm(self, deadline: int) -> None:
         if deadline < NEVER:
-            # A loop checks its deadlines once a millisecond, even overdue ones.
+            # A loop checks deadlines, even overdue ones, once a millisecond.
             due = max(deadline, self.clock() + 1)
             self._wake_by(max(self.clock.when(due), self._busy_until), deadline)
 
@@ -298,10 +298,12 @@ class Process(ABC):
 
 
 def _kind(message: Message) -> int:
-    """A number for the message's class, the same in each run."""
+    """Return a number for the message's class, the same in each run."""
     return 4 + sum(map(ord, type(message).__name__)) % 250
 
 
 def dice(process: Process, purpose: str) -> Random:
-    """Random numbers for a purpose inside a process; different ones for each incarnation."""
+    """Return random numbers for a purpose inside a process; each incarnation gets different
+    ones.
+    """
     return process.world.rng(purpose, process.name, process.incarnation)

@@ -5,11 +5,11 @@ lists all of them, so that each can be tried:
 
 * State 0: all unsynced data is lost. State 1: all unsynced data is kept.
 * All combinations of names (each as before or as now) and files (each after any number of its
-  unsynced writes), if there are at most :data:`COMBINED_MAX`. If there are more: state 0 with one
-  item kept, and state 1 with one item lost.
-* A part of each of the last :data:`TORN_MAX` writes to a file: cut in its middle and at its first
-  whole sector, with zeros up to its length if the file grows; with ``SimDisk(holes=True)`` also the
-  latter part without the former. Everything else is kept.
+  unsynced writes), if there are at most :data:`COMBINED_MAX`. If there are more combinations:
+  variants of state 0 with one item kept, and of state 1 with one item lost.
+* A torn write, for each of the last :data:`TORN_MAX` writes to a file: the write is cut in its
+  middle or at its first whole sector, with zeros up to its length if the file grows. With
+  ``SimDisk(holes=True)``, also the second part without the first. Everything else is kept.
 
 The list is complete except for these limits and for finer cuts.
 """
@@ -44,12 +44,12 @@ class Remains:
         return (folder, name) in self.names
 
     def content(self, file: SimFile) -> bytes:
-        """Return what survives of a file with unsynced writes."""
+        """Return the surviving content of a file with unsynced writes."""
         return self.files[id(file)]
 
 
 def remains(disk: SimDisk) -> list[Remains]:
-    """All states in which a crash now may leave *disk*; there is always one."""
+    """Return all states in which a crash now may leave *disk*; there is at least one."""
     names, files = disk.unsynced()
     histories = [_history(file) for file in files]
     distinct = [_distinct(history) for history in histories]
@@ -77,8 +77,8 @@ def remains(disk: SimDisk) -> list[Remains]:
 
 
 def _history(file: SimFile) -> list[bytes]:
-    """The contents of a file after each write since its last sync, the oldest first."""
-    # A sync has failed: the disk may have a state that programs never saw.
+    """Return the contents of a file after each write since its last sync, the oldest first."""
+    # After a failed sync, the disk may have a state that programs never saw.
     if file.disk is not None:
         return [file.synced(), file.written()]
     data = bytearray(file.data)
@@ -91,14 +91,18 @@ def _history(file: SimFile) -> list[bytes]:
 
 
 def _distinct(history: Sequence[bytes]) -> list[bytes]:
-    """Remove duplicates; the first and the last state stay in place unless they are equal."""
+    """Remove duplicates; the first state stays first, and the last stays last unless both are
+    equal.
+    """
     return [*dict.fromkeys(history[:-1] if history[-1] != history[0] else history)] + (
         [history[-1]] if history[-1] != history[0] else []
     )
 
 
 def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
-    """Return combinations of options: the first of each, the last of each, and those between."""
+    """Return combinations of options: first the first option of each, then the last of each, then
+    others.
+    """
     first, last = tuple(o[0] for o in options), tuple(o[-1] for o in options)
     yield first
     if last == first:
@@ -118,7 +122,7 @@ def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
 
 
 def _torn(old: bytes, new: bytes, holes: bool) -> Iterator[bytes]:
-    """Return what may survive of a write that changed *old* to *new*."""
+    """Return the contents that may survive of a write that changed *old* to *new*."""
     if len(new) < len(old) and old.startswith(new):
         return  # a truncation is one step
     size = max(len(old), len(new))

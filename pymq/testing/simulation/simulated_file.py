@@ -1,7 +1,7 @@
-"""A file of the disk in memory: what programs read, and what a crash may leave.
+"""A file of the simulated disk: its content for programs, and its content after a crash.
 
 Synced writes survive. Of later writes each sector of 512 bytes survives or is lost, independently
-of the others. The length may be ahead of the data; then the missing bytes are zeros.
+of the others. A crash may keep a new length without its data; then the missing bytes are zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAR = 1 << 62
 
 
 class SimFile:
-    """A file as programs see it, with the data needed to compute what the disk may have."""
+    """A file as programs see it, with the data to compute the content that the disk may have."""
 
     __slots__ = ("data", "dirty", "disk", "is_shared", "kept", "path", "undo")
 
@@ -27,17 +27,18 @@ class SimFile:
         # whether another disk's file shares the data, which must then be copied before a change
         self.is_shared = False
         self.kept = _FAR  # bytes before this position have not changed since the last sync
-        # Steps back to the last synced content, from the last one to the first: (position, former
-        # bytes, former length). An append is undone by any step before it.
+        # Undo steps since the last sync, in order of time: (position, former bytes, former length).
+        # An append adds a step only to an empty list, because every undo step also truncates the
+        # file.
         self.undo: list[tuple[int, bytes, int]] = []
-        # After a failed sync, the real content of the disk; the kernel considers the pages in
+        # After a failed sync: the real content of the disk; the kernel considers the pages in
         # memory clean. Changes since then are kept as (from, to), or as (length, -1) for a
         # truncation.
         self.disk: bytes | None = None
         self.dirty: list[tuple[int, int]] = []
 
     def touch(self, position: int, old: bytes, end: int) -> bytearray:
-        """Prepare a change of the file at *position*, where *old* is now; returns its content."""
+        """Prepare a change of the file at *position*, where *old* is now; return the content."""
         if self.is_shared:
             self.data, self.is_shared = bytearray(self.data), False
         if old or not self.undo:
@@ -58,7 +59,7 @@ class SimFile:
         return bytes(data)
 
     def sync(self) -> None:
-        """Write all changes since the last sync to the disk, even if a sync has failed."""
+        """Write all changes since the last sync to the disk, even after a failed sync."""
         if self.disk is not None:
             disk = self.written()
             self.disk = None if disk == self.data else disk
@@ -67,7 +68,7 @@ class SimFile:
         self.kept = _FAR
 
     def written(self) -> bytes:
-        """Return what would be on the disk after a sync now."""
+        """Return the content that the disk would have after a sync now."""
         if self.disk is None:
             return bytes(self.data)
         disk = bytearray(self.disk)
@@ -83,7 +84,7 @@ class SimFile:
         return bytes(disk.ljust(len(self.data), b"\0"))
 
     def settle(self, data: bytes) -> None:
-        """Set the content to *data*, synced."""
+        """Set the content to *data*, as if synced."""
         self.data, self.is_shared, self.kept = bytearray(data), False, _FAR
         self.undo.clear()
         self.disk = None
@@ -131,7 +132,7 @@ class SimFile:
         return bool(self.undo) or self.disk is not None
 
     def lose(self, rng: random.Random | None, *, holes: bool) -> None:
-        """Let a sync fail: *rng* decides which changes are on the disk."""
+        """Let a sync fail: *rng* decides which changes reach the disk."""
         if self.is_unsynced:
             self.disk = self.survived(rng, holes=holes) if rng else self.synced()
             self.undo.clear()
@@ -151,7 +152,7 @@ class SimFile:
             self.disk = None
 
     def survived(self, rng: random.Random, *, holes: bool) -> bytes:
-        """Return what a crash leaves.
+        """Return the content that a crash leaves.
 
         With *holes*, later sectors may survive without earlier ones.
         """

@@ -1,7 +1,7 @@
-"""The folders of the disk in memory: what programs see, and what a crash may leave.
+"""The folders of the simulated disk: the names that programs see, and the names after a crash.
 
-If a name was created, changed or removed since the last sync of its folder, a crash leaves it in
-its old or its new state, independently of other names. Syncing the file itself does not help.
+A name that was created, changed or removed since the last sync of its folder has its old or its new
+state after a crash, independently of other names. Syncing the file itself does not help.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Survival(Protocol):
         ...
 
     def content(self, file: SimFile) -> bytes:
-        """Return what survives of a file with unsynced writes."""
+        """Return the surviving content of a file with unsynced writes."""
         ...
 
 
@@ -66,7 +66,9 @@ class Folders:
         self._durable = {folder: dict(left) for folder, left in names.items()}
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """Return what a crash may lose, in order: names (folder, name), and files with writes."""
+        """Return everything that a crash may lose, in order: names (folder, name), and files with
+        writes.
+        """
         names: list[tuple[str, str]] = []
         files: dict[int, SimFile] = {}
         for folder in sorted({*self._names, *self._durable}):
@@ -100,7 +102,7 @@ class Folders:
     # --- queries ----------------------------------------------------------------------------------
 
     def paths(self) -> Iterator[str]:
-        """The paths of all files."""
+        """Return the paths of all files."""
         for folder, names in self._names.items():
             for name, file in names.items():
                 if file is not None:
@@ -128,7 +130,7 @@ class Folders:
         return name in names
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         if (names := self._names.get(path)) is None:
             above, name = self._place(path)
             if name in above:
@@ -147,7 +149,7 @@ class Folders:
         return file
 
     def put(self, path: str, data: bytes) -> None:
-        """Replace the content of a file durably; creates the file if it does not exist."""
+        """Replace the content of a file durably; create the file if it does not exist."""
         names, name = self._place(path)
         if (file := names.get(name)) is None:
             file = names[name] = SimFile(path, bytearray())
@@ -155,7 +157,7 @@ class Folders:
         file.settle(data)
 
     def rename(self, old: str, new: str) -> SimFile | None:
-        """Rename a file; returns the file that had the new name."""
+        """Rename a file; return the file that had the new name."""
         (names, name), (others, other) = self._place(old), self._place(new)
         file = self.file(old)
         replaced = others.get(other)

@@ -3,7 +3,7 @@
 Everything in a simulated world is an event from the heap, so one seed decides everything. Events at
 the same microsecond happen in the order in which they were added.
 
-Each purpose has its own stream of random numbers. So a run without one of its faults draws the same
+Each purpose has its own stream of random numbers. So a run that leaves out a fault draws the same
 random numbers for the rest, and a failing run can be shrunk.
 """
 
@@ -37,11 +37,11 @@ class Violation(AssertionError):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector within the ``with`` block; no world must outlive it.
+    """Disable the garbage collector within the ``with`` block; no world must outlive the block.
 
-    A collection at a random moment could run finalizers in the middle of an event. And a world that
-    survives a collection counts as long-lived, and would stay in memory during a dozen further
-    worlds.
+    A collection at a random moment could run finalizers in the middle of an event. Also, the
+    collector treats a world that survives a collection as long-lived, and would keep it in memory
+    during a dozen further worlds.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -53,7 +53,7 @@ def uncollected() -> Iterator[None]:
 
 
 def mix(seed: int, *names: object) -> int:
-    """A number of 64 bits that depends only on the arguments, and on each of them."""
+    """Return a number of 64 bits that depends on each of the arguments, and on nothing else."""
     text = "\0".join(map(str, (seed, *names)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -66,7 +66,7 @@ class World:
         self.now = 0  # microseconds since the beginning
         self.events = 0  # events that have happened
         self.windows: list[int] = []  # the digest after each WINDOW events
-        # (time, (what, who, ...)), as :mod:`pymq.testing.trace` shows it
+        # (time, (event, process, ...)); :mod:`pymq.testing.trace` formats them
         self.log: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=4000)
         self._heap: list[tuple[int, int, Action, Any, Any]] = []
         self._sequence = 0
@@ -105,7 +105,7 @@ class World:
         heapify(heap)
 
     def step(self) -> bool:
-        """Run the next event; returns whether there was one."""
+        """Run the next event; return whether there was one."""
         if not self._heap:
             return False
         self.now, _, action, a, b = heappop(self._heap)
@@ -113,7 +113,9 @@ class World:
         return True
 
     def run_until(self, is_done: Callable[[], bool], until: int) -> bool:
-        """Run until *is_done*, or until *until*; returns whether it is done."""
+        """Run until *is_done* returns True, or until *until*; return whether *is_done* returned
+        True.
+        """
         heap = self._heap
         while not is_done():
             if not heap or heap[0][0] > until:
@@ -124,7 +126,7 @@ class World:
         return True
 
     def run(self, until: int) -> None:
-        """Run until *until*."""
+        """Run until the time *until*."""
         heap, pop = self._heap, heappop
         while heap and heap[0][0] <= until:
             self.now, _, action, a, b = pop(heap)
@@ -133,13 +135,13 @@ class World:
 
     @property
     def next_at(self) -> int | None:
-        """The time of the next event."""
+        """Return the time of the next event."""
         return self._heap[0][0] if self._heap else None
 
     # --- log and digest ---------------------------------------------------------------------------
 
     def note(self, code: int, *what: Any) -> None:
-        """Add an event to the digest, as its time and *code*, and to the log in full."""
+        """Add an event to the digest, by its time and *code*, and to the log in full."""
         self.events += 1
         now, recent = self.now, self._recent
         self.log.append((now, what))

@@ -1,1 +1,1 @@
-"""Simulated applications, and the checks that they are served."""
+"""Simulated applications, and checks of the service that they get."""

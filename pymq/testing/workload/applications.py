@@ -1,7 +1,7 @@
 """Simulated applications: they send, consume, administrate, and record the outcomes.
 
 The applications use the machines of the real client, not its handles, because code inside the
-simulation must not wait. Each sent value is unique, and its number can be read from it.
+simulation must not wait. Each sent value is unique, and contains its number.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Sent:
     done_at: int = -1
     offset: int = -1
     error: PymqError | None = None
-    due_ms: int = 0  # time from which on groups may get the record; 0: at once
-    expires_ms: int = 0  # time until which groups may get the record; 0: no limit
+    due_ms: int = 0  # earliest time at which groups may get the record; 0: at once
+    expires_ms: int = 0  # latest time at which groups may get the record; 0: no limit
 
     @property
     def is_acked(self) -> bool:
@@ -68,7 +68,7 @@ class WorkloadHistory:
     reads: int = 0
     # time of processing by (group, topic, partition, offset)
     processed: dict[tuple[str, str, str, int], int] = Factory(dict)
-    # The offset of the copy of each delayed record that a group got, by group, number and id.
+    # offset of the copy of each delayed record that a group got, by group, number and id
     copies: dict[tuple[str, int, int], int] = Factory(dict)
     admin: list[tuple[int, str, str]] = Factory(list)  # (time, request, outcome)
 
@@ -128,7 +128,7 @@ class Application:
         c = self.config
         producer, epoch = self.rng.getrandbits(62) if self.is_idempotent else NO_PRODUCER, 0
         is_named = self.is_idempotent and bool(c.get("named", False))
-        if is_named:  # each process of the application fences the earlier ones
+        if is_named:  # each process of the application fences earlier processes
             producer = mix(self.world.seed, "producer", self.name) >> 2
             epoch = self.host.incarnation << EPOCH_HALF
         return SenderConfig(
@@ -235,7 +235,7 @@ class Application:
     # --- consuming ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to consume the topics of its plan."""
+        """Begin to consume the topics of the application's plan."""
         for topic in self.config.get("readers", ()):
             self.read(topic)
         for topic, group in self.config.get("groups", ()):
@@ -281,7 +281,7 @@ class Application:
         self.meet(topic, begin)
 
     def do(self, step: Step) -> None:
-        """Carry out one operation of a plan for applications."""
+        """Carry out one of the plan's operations for applications."""
         _, kind, _, *args = step
         if kind == "rejoin" and self.workers:
             working = self.workers.pop(0)
@@ -301,7 +301,7 @@ class Application:
         return f"{self.address}.{kind}{self._made}"
 
     def meet(self, topic: str, then: Callable[[], None]) -> None:
-        """Request a topic's partitions, repeatedly until they are known, then call *then*."""
+        """Request a topic's partitions until they are known, then call *then*."""
 
         def found(call: Call) -> None:
             if call.error is None:
@@ -331,7 +331,7 @@ class Application:
         self.ask(make, then)
 
     def administrate(self, step: Step) -> None:
-        """Carry out one operation of a plan for administrators."""
+        """Carry out one of the plan's operations for administrators."""
         _, kind, *args = step
         topic = args[0]
         make: Callable[[int], Message]

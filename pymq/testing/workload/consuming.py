@@ -28,7 +28,7 @@ _PATTERN = bytes(range(256)) * 16
 
 
 def value_of(number: int, size: int) -> bytes:
-    """Return the value of a number: it is unique, and damage to it is detected."""
+    """Return the value of a number: it is unique, and contains a checksum."""
     head = b"%d:" % number
     first = number * 31 & 0xFF
     if first + size > len(_PATTERN):
@@ -37,7 +37,7 @@ def value_of(number: int, size: int) -> bytes:
 
 
 def number_of(value: bytes) -> int | None:
-    """Return the number of a value; None if an application did not send it, or it is damaged."""
+    """Return the number of a value; None if no application has sent the value, or it is damaged."""
     head, _, rest = value.partition(b":")
     if not head.isdigit() or value_of(int(head), len(rest)) != value:
         return None
@@ -45,7 +45,7 @@ def number_of(value: bytes) -> int | None:
 
 
 class ConsumingApp(ABC):
-    """A consumer of an application, which takes records as soon as they have come."""
+    """A consumer of an application; it takes records as soon as they have come."""
 
     def __init__(self, app: Application, intake: ConsumerMachine) -> None:
         self.app = app
@@ -90,7 +90,7 @@ class ConsumingApp(ABC):
         if problem is None:
             self._want()
         else:
-            # Without a pause the run would consist of retries of an unreadable record.
+            # Pause, or the run would consist of retries of an unreadable record.
             self.app.world.after(PATIENCE, self._want)
 
     def _want(self, _: object = None, __: object = None) -> None:
@@ -166,7 +166,9 @@ class ReadingApp(ConsumingApp):
         self.next.pop(partition, None)
 
     def trouble(self, problem: PymqError) -> None:
-        """Seek to the beginning: retention has overtaken the reader, or its records were lost."""
+        """Seek to the beginning, because retention has removed the reader's next records, or they
+        were lost.
+        """
         if isinstance(problem, OffsetOutOfRange):
             for name in self.reader.cursors:
                 self.reader.seek(name, BEGIN)
@@ -193,11 +195,11 @@ class WorkingApp(ConsumingApp):
         return 50 + int(self.app.config.get("work_us", 1_000) * self.app.rng.random())
 
     def _error_of(self, record: Record) -> str:
-        """The error with which members of this group return a record."""
+        """Return the error with which members of this group return a record."""
         return f"{self.worker.config.group} {record.partition}@{record.offset}"
 
     def _delay_of(self, record: Record) -> int:
-        """The milliseconds until a returned record may come again."""
+        """Return the milliseconds until a returned record may come again."""
         if (found := self.app.config.get("backoff")) is None:
             return self.app.rng.randrange(500)
         first_ms, factor, max_ms = found
@@ -205,13 +207,15 @@ class WorkingApp(ConsumingApp):
         return backoff.delay_ms(record.delivery_count)
 
     def _check_error(self, record: Record) -> None:
-        """A record that was returned carries its own error, or none after a crash."""
+        """Check that a returned record carries its own error, or none after a crash."""
         told = [text for name, text in record.headers if name == ERROR_HEADER]
         if told and (told != [self._error_of(record).encode()] or record.delivery_count < 2):
             self.app.fail("error-of-its-record", f"{self._error_of(record)} carries {told}")
 
     def _check_times(self, record: Record, number: int) -> None:
-        """A group gets a record only within its times, and each delayed record once."""
+        """Check that a group gets a record only within the record's times, and each delayed record
+        once.
+        """
         app, sent, wall = self.app, self.app.history.sent[number], self.app.wall_ms()
         place = f"{record.topic}/{record.partition} at {record.offset}"
         if not app.service.has_been_skewed:
@@ -225,7 +229,7 @@ class WorkingApp(ConsumingApp):
         if id is None:
             app.fail("never-early", f"{place} is delayed, and is no copy")
             return
-        # The same number has two offsets if its producer is not idempotent.
+        # Without an idempotent producer, the same number may have two offsets.
         copies, key = app.history.copies, (self.worker.config.group, number, id)
         if copies.setdefault(key, record.offset) != record.offset and not app.has_lost(record):
             app.fail("delayed-once", f"{number} came in {place}, and in {copies[key]}")

@@ -36,7 +36,7 @@ class Convergence:
         return True
 
     def is_at_end(self, reading: ReadingApp) -> bool:
-        """Whether a reader has read all records; it skips those that are on no disk any more."""
+        """Whether a reader has read all records; it skips records that no disk has any more."""
         for name, cursor in reading.reader.cursors.items():
             orphan = self._watch.orphan(reading.topic, name, cursor.position)
             if orphan is not None and orphan.end is not None:
@@ -46,7 +46,7 @@ class Convergence:
         return True
 
     def acknowledged(self) -> int:
-        """The sum of the committed offsets of all groups."""
+        """Return the sum of the committed offsets of all groups."""
         brokers = [
             host.broker for host in self._cluster.brokers.values() if host.broker is not None
         ]
@@ -79,7 +79,7 @@ class Convergence:
     def are_delivered(self, history: WorkloadHistory, is_kept: Callable[[Sent], bool]) -> bool:
         """Whether all groups got each delayed record that no fault may lose."""
         wall = next(iter(self._apps.values())).wall_ms() if self._apps else 0
-        # A record that was leased to a crashed member counts as delivered.
+        # A record that a crashed member had leased counts as delivered.
         joins = [
             (str(topic), str(group), app.get("max_deliver", 0))
             for app in self._plan.apps
@@ -120,11 +120,11 @@ class Convergence:
         return any(host.controller is not None and host.controller.is_active for host in hosts)
 
     def partitions(self) -> list[tuple[str, str]]:
-        """Topic and name of each partition of the applications."""
+        """Return topic and name of each partition of the applications."""
         return [name for name in self._watch.indexes if not name[0].startswith("__")]
 
     def leaderless(self) -> list[tuple[str, str]]:
-        """Partitions without majorities whose open block has an empty in-sync set."""
+        """Return the partitions without Raft whose open block has an empty in-sync set."""
         found = []
         for entry in self._cluster.ensemble.entries():
             match paths.parse(entry.path):
@@ -138,7 +138,7 @@ class Convergence:
         return found
 
     def _is_stuck(self, group: str, topic: str, partition: str) -> bool:
-        """Whether a member waits for records that are on no disk any more."""
+        """Whether a member waits for records that no disk has any more."""
         return any(
             at == partition and self._watch.orphan(topic, partition, offset) is not None
             for app in self._apps.values()

@@ -24,15 +24,16 @@ from pymq.testing.workload.liveness import Liveness
 from pymq.testing.workload.service import Service
 from pymq.testing.workload.survivor import BOUND_S, committed_on, draw_survivor, let_others_die
 
-# Errors that prove that a record was not written.
+# Errors that prove that no broker has written the record.
 DEFINITE = (InvalidRequest, PartitionUnset, RecordTooLarge, UnknownPartition, UnknownTopic)
 
 
 def is_definite(error: PymqError | None) -> bool:
-    """Whether *error* proves that the record was not written."""
+    """Whether *error* proves that no broker has written the record."""
     if isinstance(error, DeliveryTimeout):
         return not error.may_be_written
-    # The network may deliver a second copy of the request after the broker's clock was set.
+    # The network may deliver a second copy of the request after the clock of the broker was
+    # corrected.
     return isinstance(error, DEFINITE) and not isinstance(error, InvalidTimestamp)
 
 
@@ -64,7 +65,7 @@ class FinalChecks:
             if topic["config"].get("cleanup_policy") == "compact"
         }
         self._raft_for_ever = raft - changed
-        # Retention may remove copies of delayed records before all groups have got them.
+        # Retention may remove copies of delayed records before all groups have got the copies.
         configs = [(topic["name"], topic["config"]) for topic in plan.topics]
         configs += [(op[2], op[3]) for op in plan.ops if op[1] == "alter"]
         shortened = {
@@ -137,7 +138,7 @@ class FinalChecks:
             return all(at.get(place, -1) >= end for place, end in wanted.items())
 
         def progress() -> int:
-            # A fetch may return one record; that is slow but correct.
+            # A fetch may return only one record; that is slow but correct.
             return sum(c.position for r in reader.readers for c in r.reader.cursors.values())
 
         self._liveness.until(is_read, "readable-without-leader", BOUND_S, progress)
@@ -158,7 +159,7 @@ class FinalChecks:
     def _is_safe(self, sent: Sent) -> bool:
         """Whether the acknowledgement promised more than a copy on the leader."""
         if sent.topic in self._compacted:
-            return False  # compaction removes the record once its key has a later record
+            return False  # compaction may have removed the record, because its key has a later one
         if self._plan.brokers == 1 or sent.acks is not None:
             return self._plan.brokers == 1 or sent.acks is AckMode.RAFT
         return sent.topic in self._raft_for_ever
@@ -173,7 +174,7 @@ class FinalChecks:
         name = (sent.topic, sent.partition)
         history = self._watch.history_of(*name)
         if name not in starts:
-            return  # the partition is newer than the auditor
+            return  # the partition is newer than the auditor's metadata
         if sent.is_acked and sent.offset >= starts[name]:
             if not self._is_safe(sent):
                 return

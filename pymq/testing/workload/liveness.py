@@ -8,16 +8,16 @@ from typing import NoReturn
 from pymq.testing.simulation.world import SECOND, Violation, World
 
 HEAL_S = 90.0  # seconds within which everything must work again
-PATIENCE = 5  # factor for that bound while there is slow progress
+PATIENCE = 5  # factor for this bound while there is slow progress
 LOOK_US = 50_000  # time between two checks
-# Rules about what must work again once the faults have ended; a run may waive some of them.
+# Rules about recovery after the end of the faults; a run may waive some of them.
 LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
     readers-reach-the-end groups-reach-the-end delayed-are-delivered replicas-converge auditor-reads
     readable-without-leader""".split()
 
 
 class Waived(Exception):
-    """A rule was broken that the run waives."""
+    """The run has broken a rule that it waives."""
 
 
 class Liveness:
@@ -34,10 +34,10 @@ class Liveness:
         seconds: float = HEAL_S,
         progress: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Run the world until *is_so* holds, at most *seconds* without *progress*.
+        """Run the world until *is_so* holds, for at most *seconds* without *progress*.
 
         Raises:
-            Violation: it does not hold by then.
+            Violation: *is_so* does not hold by then.
             Waived: likewise, but the run waives the rule.
         """
         until, latest = self._world.now + round(seconds * SECOND), self._world.now

@@ -1,9 +1,9 @@
-"""Rule ``service``: an error does not count as an answer.
+"""Rule ``service``: an error is not a valid answer while another replica can serve.
 
-The disk error of one replica must not reach a client while another replica can serve it. So no
+A client must not get the disk error of one replica while another replica can serve. So no
 application may get a :class:`~pymq.errors.StoreError` for a partition with replicas on other disks.
-The liveness rules find slow service and partitions without a replica: in half of the runs, brokers
-with a failed disk are not restarted, and the bound is the same.
+The liveness rules find slow service and unserved partitions: in half of the runs, no operator
+restarts brokers with a failed disk, and the time limit is the same.
 
 No application may get an error because of the acts of a hostile client (rule ``harmless``).
 
@@ -39,10 +39,10 @@ class Service:
     def __init__(self, cluster: Cluster, fail: Callable[[str, str], None]) -> None:
         self._cluster = cluster
         self._fail = fail
-        self.is_hostile = False  # whether a client of the run is hostile
+        self.is_hostile = False  # whether the run has a hostile client
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
-        """An application got *error* for a topic, or for one of its partitions."""
+        """Check *error*, which an application got for a topic or for one of its partitions."""
         is_blamed = isinstance(error, BLAME) and not self._has_lost(topic, partition)
         if self.is_hostile and is_blamed and not self._is_behind(error):
             self._fail("harmless", f"{topic}/{partition or '*'}: {error} to a client that behaves")
@@ -53,11 +53,11 @@ class Service:
 
     @property
     def has_been_skewed(self) -> bool:
-        """Whether a broker's wall clock was wrong at any time."""
+        """Whether any broker's wall clock has ever been wrong."""
         return any(host.was_skewed for host in self._cluster.brokers.values())
 
     def _is_behind(self, error: PymqError | None) -> bool:
-        """Whether a broker refused a timestamp while or after a broker's wall clock was wrong."""
+        """Whether *error* refuses a timestamp, and a broker's wall clock is or was wrong."""
         return isinstance(error, InvalidTimestamp) and self.has_been_skewed
 
     def _has_lost(self, topic: str, partition: str | None) -> bool:
@@ -67,7 +67,7 @@ class Service:
         return found is not None and found.losses > 0
 
     def _has_replicas(self, topic: str, partition: str | None) -> bool:
-        """Whether each block has several replicas, and once it is sealed several complete copies.
+        """Whether each block has several replicas, and each sealed block several complete copies.
 
         Without a *partition*, the offsets of the topic's groups count too.
         """

@@ -1,8 +1,9 @@
-"""With one broker left, its committed records must be readable, even without leaders.
+"""Checks that the committed records of a single remaining broker are readable, even without
+leaders.
 
 The rule about errors (:mod:`pymq.testing.workload.service`) does not cover readers that get no
-answer. So in some runs all brokers but one die at the end, while zkservers and clients continue. A
-new reader must then get all records, within a bound, that the survivor has and knows to be
+answer. So in some runs all brokers but one die at the end, while zkservers and clients continue.
+Within a time limit, a new reader must then get all records that the survivor has and knows to be
 committed.
 """
 
@@ -16,13 +17,15 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import mix
 
 SHARE = 0.25  # share of the runs with more than one broker
-BOUND_S = 20.0  # enough for a session of six seconds, and some requests to dead brokers
+BOUND_S = 20.0  # enough for a session of six seconds and some requests to dead brokers
 # the offset up to which each partition must be read, by topic and partition
 Wanted = dict[tuple[str, str], int]
 
 
 def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None:
-    """Draw the broker that survives the end of a run, or None; never *left*, whose disk fails."""
+    """Draw the broker that survives the end of a run, or None; never *left*, because its disk
+    fails.
+    """
     rng = Random(mix(seed, "survivor"))
     found = [name for name in brokers if name != left]
     if len(brokers) < 2 or not found or rng.random() >= SHARE:
@@ -31,10 +34,10 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
 
 
 def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
-    """Return up to where a broker has each partition from its beginning, committed.
+    """Return the offset up to which a broker has all committed records of each partition.
 
-    Topics that are deleted and created again are left out, and records after a block that this
-    broker lacks.
+    The result leaves out topics that a run deletes and creates again, and records after a block
+    that this broker lacks.
     """
     found: Wanted = {}
     broker = cluster.brokers[name].broker

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+
+from pymq.transport.zeromq.monitor_event import monitor_event
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
@@ -38,7 +39,7 @@ class ConnectionWatch:
         """
         found: str | None = None
         while self.socket.poll(0):
-            event = recv_monitor_message(self.socket)["event"]
+            event = monitor_event(self.socket.recv_multipart()).event
             self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             # libzmq does not retry after the first two of these events, but does after the third.
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

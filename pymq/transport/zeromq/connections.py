@@ -33,10 +33,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from pymq.descriptors import soft_limit
 from pymq.transport.base import FILES, LEAST, NEW_MAX, TELL_S
+from pymq.transport.zeromq.monitor_event import monitor_event
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
@@ -106,10 +106,10 @@ class Connections:
         """Handle libzmq's pending events of connections."""
         while True:
             try:
-                event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+                event, value = monitor_event(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self.heard(event["event"], event["value"])
+            self.heard(event, value)
 
     def heard(self, event: int, descriptor: int) -> None:
         """Handle a connection that was accepted, or that ended and whose descriptor is closed."""

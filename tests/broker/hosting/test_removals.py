@@ -49,7 +49,9 @@ def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockI
 
 
 def test_a_turn_removes_some_of_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn removes some partitions: ten thousand would be a second without a heartbeat."""
+    """A turn removes only some partitions: removing ten thousand would take a second, in which the
+    broker sends no heartbeat.
+    """
     bench = hosting()
     removed = list(turns(bench, monkeypatch))
     assert all(len(each) <= TURN_COST for each in removed)

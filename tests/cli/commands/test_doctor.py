@@ -122,7 +122,7 @@ def test_partitions_in_trouble() -> None:
 
 @pytest.mark.parametrize("is_wiped", [True, False], ids=["disk replaced", "dead"])
 def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
-    """The partition continues on other brokers, with a leader and in sync.
+    """The partition continues on other brokers, with a leader, and is in sync.
 
     Readers wait for the older records.
     """

@@ -64,7 +64,7 @@ def test_one_of_each_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_terminal_shows_how_far_it_is(
     is_damaged: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bar ends at the size of all block files, also if one of them is damaged."""
+    """The progress bar ends at the size of all block files, also if one of them is damaged."""
     pytest.importorskip("rich")
     if is_damaged:
         block = damage(folder)

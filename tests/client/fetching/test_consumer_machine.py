@@ -25,7 +25,7 @@ BARRED_S = 0.2  # how long the other thread may take to interrupt this one, if i
 
 
 class Interrupted(RecordBatch):
-    """Ten records; while they are cut, another thread runs."""
+    """A batch of ten records; whenever the batch is cut, another thread runs."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         batch = EncodedBatch.encode([b"x"] * 10, timestamp_ms=0)

@@ -880,7 +880,7 @@ def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
     """
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
-    # As if the producer had abandoned so many batches.
+    # The state is as if the producer had abandoned so many batches.
     older._topics["one"].queues[0].epoch += 100_000
     older.send("one", b"2").result()
     newer = mq.producer(producer_id="me", linger_ms=0)

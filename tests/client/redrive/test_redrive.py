@@ -254,7 +254,7 @@ def bury_a_large_one(mq: pymq.Client) -> None:
 
 
 def test_a_letter_that_is_refused_holds_up_no_other(mq: pymq.Client) -> None:
-    """Each redrive that has it fails; those without it, and a purge, do their work."""
+    """Each redrive of a list with the letter fails; other redrives, and a purge, do their work."""
     bury_a_large_one(mq)
     for _ in range(2):
         with pytest.raises(RecordTooLarge):
@@ -269,7 +269,7 @@ def test_a_letter_that_is_refused_holds_up_no_other(mq: pymq.Client) -> None:
 
 
 def test_a_refused_round_of_a_process_that_has_died_is_chosen_anew(mq: pymq.Client) -> None:
-    """Its journal says that the letters are being sent, and their topic will never take them."""
+    """The journal says that the letters are being sent, but their topic will never accept them."""
     bury_a_large_one(mq)
     deaths = 0
     for number in range(1, 20):

@@ -186,7 +186,7 @@ def test_wrong_calls_are_refused(mq: pymq.Client, call: Any, error: type[Excepti
 
 
 def test_closing_ends_the_request_at_work() -> None:
-    """And leaves no thread."""
+    """The responder leaves no thread."""
     before = set(threading.enumerate())
     has_begun, may_go_on = threading.Event(), threading.Event()
     replies: list[bytes] = []
@@ -311,7 +311,7 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
 
 
 def test_a_responder_that_has_just_left_is_missed_at_once() -> None:
-    """Also by a client that asked it less than a second ago."""
+    """The same holds for a client that asked the service less than a second ago."""
     with Cluster(brokers=3) as cluster:
         asking, answering = cluster.client(), cluster.client()
         asking.create_topic("upper", replicas=3, acks="raft")

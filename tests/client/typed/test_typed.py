@@ -54,7 +54,7 @@ NOTE = {"name": "note", "type": "string", "default": "none"}
 
 
 def put(mq: pymq.Client, *values: bytes) -> None:
-    """Send values that no schema describes."""
+    """Send values without a schema."""
     with mq.producer() as producer:
         producer.send_many("orders", values).result(60)
 

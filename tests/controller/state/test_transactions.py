@@ -28,7 +28,7 @@ from tests.controller.cluster import T0, Cluster
 
 
 class Held:
-    """The commits of the active zkserver, each of which completes when the test says so."""
+    """The commits of the active zkserver; the test completes each of them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -65,8 +65,8 @@ def create(request: int, name: str) -> Message:
 
 
 def test_what_partitions_wait_for_takes_turns_with_what_administrators_want() -> None:
-    """Registrations of restarted brokers do not wait behind topics that are created and deleted
-    (once 13 s).
+    """Registrations of restarted brokers do not wait behind creations and deletions of topics (13 s
+    in an earlier version).
 
     Simulated: ``administrators-before-leaders``.
     """
@@ -242,7 +242,9 @@ def test_what_a_zkserver_had_no_more_right_to_commit_may_be_asked_again() -> Non
 
 
 def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
-    """A stopping broker asks ten times a second, and the zkserver answers its latest request."""
+    """A stopping broker sends its request ten times a second, and the zkserver answers the latest
+    one.
+    """
     cluster = Cluster()
     held = Held(cluster)
     cluster.to_active("client", create(1001, "a"))

@@ -29,7 +29,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
     made = EncodedBatch.sealed(batch.header._replace(**{**lengths, **fields}), body)
-    # Encoded and parsed again, because a broker parses what it receives.
+    # Encode and parse the batch again, because a broker parses what it receives.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
 
@@ -240,7 +240,7 @@ def test_a_compressed_body_is_what_its_header_says(codec: int) -> None:
 
 @pytest.mark.slow
 def test_the_check_allocates_no_more_than_a_few_times_the_body() -> None:
-    """A million empty arrays, which are 1 MB of bytes, do not become 64 MB of Python objects."""
+    """A million empty arrays (1 MB of bytes) do not become 64 MB of Python objects."""
     count = 1 << 20
     for column in (b"\x80" * count, b"\x42ab" * count):
         raw = columns.pack([columns.encode_bytes([b""] * count), columns._head(4, count) + column])
@@ -312,7 +312,7 @@ def test_no_record_is_later_than_the_largest_time() -> None:
 
 
 def test_a_header_has_no_other_fields() -> None:
-    """A header has exactly the known fields: for a new field one has to decide whether clients may
+    """A header has exactly the known fields: whoever adds a field must decide whether clients may
     set it.
     """
     assert len(Header._fields) == 21

@@ -55,7 +55,7 @@ def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
 
 
 def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
-    """The first batch of a higher epoch continues the sequences, and its answer has the next
+    """The first batch of a higher epoch continues the sequences, and the answer has the next
     sequence.
     """
     table = log((0, 0, 2))

@@ -1,4 +1,6 @@
-"""Sequences of Kafka's producers: at 0 with each epoch, and after 2^31 - 1."""
+"""Sequences of Kafka's producers: each epoch begins at 0, and so does the sequence after
+2^31 - 1.
+"""
 
 from __future__ import annotations
 

@@ -283,7 +283,9 @@ def test_which_records_have_no_key_is_kept_and_never_told_of_what_is_not_there(
 
 @pytest.mark.parametrize(("number", "count"), [(0, 0), (1, 1)])
 def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
-    """A later block needs a checkpoint, so that recovery need not read the blocks before it."""
+    """A new partition's first block needs no checkpoint; a later block does, so that recovery need
+    not read the blocks before it.
+    """
     log = BlockLog(Host(), BlockId("id", 0, number), 0, is_shared=True)
     log.create("t", "0", ProducerTable())
     assert len(asked(log, Checkpoint)) == count

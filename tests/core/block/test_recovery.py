@@ -134,8 +134,7 @@ def test_a_roll_while_the_blocks_before_are_read() -> None:
 
 
 def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
-    """If durable bytes are missing, that is damage, although on the disk it looks like a torn
-    write.
+    """Missing durable bytes count as damage, although the file looks like one after a torn write.
 
     Simulated: seed 13060 of --profile all --seconds 4.
     """

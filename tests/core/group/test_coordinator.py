@@ -428,7 +428,7 @@ def test_a_full_partition_goes_on_when_its_oldest_records_are_done(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full partition leases no new records until its oldest ones are acknowledged, and members
-    are told the reason.
+    get the reason.
     """
     monkeypatch.setattr("pymq.core.group.leases.SPANS_OPEN", 4)
     host.join("m1")
@@ -654,8 +654,8 @@ def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -
 
 
 def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> None:
-    """After an offset was set for one partition, the other partitions still begin where members
-    request.
+    """An offset that was set for one partition does not change where the group begins in other
+    partitions.
     """
     host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
     host.join("m1", ("0", "1"), reset=END, topic_id="a1")
@@ -1058,7 +1058,7 @@ def test_requests_do_not_wait_for_ever_for_the_offsets() -> None:
 
 
 def test_what_was_read_elsewhere_is_written_anew() -> None:
-    """Offsets that were read from another broker are written here again, before that broker may
+    """The coordinator writes offsets that it read from another broker again, before that broker may
     leave.
     """
     first, second = _committed(("g", 5), ("h", 9))
@@ -1217,7 +1217,9 @@ def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
 
 
 def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(host: Host) -> None:
-    """If partitions of the old topic counted for the new one, offsets would be lost forever."""
+    """Partitions of the old topic do not count for the new one: otherwise offsets would be lost
+    forever.
+    """
     for member in ("m1", "m2"):
         host.join(member)
     assert host.poll("m1", {"0": 700}, 1) == [("0", 0, 1, 1)]
@@ -1260,7 +1262,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
             log.beat("m1")
         with pytest.raises(StaleEpoch):
             log.join("m3", topic_id="a1")  # The join is late.
-        log.coordinator.forget_topic("t", log.now, "a1")  # and this deletion is late, too
+        log.coordinator.forget_topic("t", log.now, "a1")  # this deletion is late, too
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
             assert {name: found[0] for name, found in offsets.items()} == {"0": 1}

@@ -1,4 +1,6 @@
-"""Members that were removed permanently get the reason, for a bounded number of members."""
+"""Permanently removed members get the reason; the coordinator remembers a bounded number of
+them.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PARTITIONS = ("0", "1", "2")
 
 
 def joined(topic: TopicState, topic_id: str, offsets: set[str]) -> bool:
-    """Do what a group does when a member joins for that topic.
+    """Act as a group does when a member joins for that topic.
 
     Returns whether the member may join.
     """

@@ -126,7 +126,7 @@ def test_fetches_that_come_and_are_answered_leave_nothing_behind() -> None:
 def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others() -> None:
     """The limit holds over all connections and partitions.
 
-    One more fetch is refused and may be retried.
+    A further fetch is refused and may be retried.
     """
     host = Host()
     host.waiting = WaitingRoom(100)

@@ -1,4 +1,4 @@
-"""Kafka's batches in a partition: what the leader checks before it gives them an offset."""
+"""Kafka's batches in a partition: the leader's checks before a batch gets an offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADERS: Headers = ()
 
 
 def kafka(*rows: tuple[bytes | None, bytes]) -> EncodedBatch:
-    """Return a batch as the gate makes it."""
+    """Return a batch as the gate for Kafka's clients makes it."""
     n = len(rows)
     keys, values = [key for key, _ in rows], [value for _, value in rows]
     body = records.encode(range(n), [0] * n, keys, values, [HEADERS] * n)
@@ -60,7 +60,7 @@ def test_the_limit_is_about_the_batch_as_it_came() -> None:
 
 
 def test_a_batch_that_the_gate_has_not_checked_is_read_first() -> None:
-    """A client of pymq's own protocol may send body format 2, too."""
+    """A client of pymq's own protocol may send Kafka's batches (body format 2), too."""
     there = bench()
     sound = kafka((None, b"a"))
     damaged = bytearray(sound.body)

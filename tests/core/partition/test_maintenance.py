@@ -71,7 +71,7 @@ class Host:
 
 
 class Blocks(LocalBlocks):
-    """The blocks of a partition; this broker has those numbered *here* completely."""
+    """The blocks of a partition; this broker has complete copies of the blocks *here*."""
 
     here: frozenset[int] | set[int] = frozenset()
 

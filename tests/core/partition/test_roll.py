@@ -1,4 +1,4 @@
-"""The part of one broker in a roll: seal the open block, report its end, open the next one."""
+"""One broker's part in a roll: seal the open block, report its end, open the next one."""
 
 from __future__ import annotations
 

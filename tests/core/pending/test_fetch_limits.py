@@ -92,7 +92,9 @@ class Bench:
 
 
 def test_an_answer_is_never_larger_than_the_broker_lets_it_be() -> None:
-    """A request for more than the limit gets as much as the limit allows, and is not refused."""
+    """A request for more bytes than the limit is not refused, but gets as many as the limit
+    allows.
+    """
     bench = Bench()
     assert bench.ask("a.1", size=1 << 40) == LIMITS.answer_bytes
     assert bench.ask("b.1", size=1_000) == 1_000
@@ -115,7 +117,7 @@ def test_who_takes_nothing_holds_his_share_and_no_more() -> None:
 
 
 def test_newcomers_find_room_beside_those_who_take_nothing() -> None:
-    """New connections always get a share: each further one may hold half of the free room."""
+    """New connections always get a share: each further connection may use half of the free room."""
     bench = Bench()
     for account in range(6):
         for connection in range(20):

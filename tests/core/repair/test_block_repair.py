@@ -89,7 +89,7 @@ class Bench:
         self.host.slots.fill(0)
 
     def answer(self, *batches: EncodedBatch) -> None:
-        """Let the broker that was asked last send *batches*, and write them."""
+        """Let the broker of the last request send *batches*, and write them."""
         peer, ask = self.host.asked[-1]
         data = b"".join(bytes(b.head) + bytes(b.body) for b in batches)
         self.repair.step(peer, ReplicaFetched(ask.id, NAME, ask.offset, 0, 0, data), 0)
@@ -117,9 +117,8 @@ class Bench:
 
 
 def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
-    """The batch of another holder may begin before this copy's end.
-
-    The repair does not refuse it as damaged.
+    """A compacted batch of another holder may begin before this copy's end; the repair does not
+    refuse it as damaged.
     """
     bench = Bench(end=5)
     assert bench.host.asked[-1][1].offset == 5

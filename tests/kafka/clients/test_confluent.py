@@ -1,4 +1,4 @@
-"""confluent-kafka, the client in C that most others wrap, unmodified."""
+"""confluent-kafka, unmodified: the client in C that most other clients wrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka.clients.conftest import Served
 ck = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 admin = pytest.importorskip("confluent_kafka.admin")
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-S = 20  # seconds that anything may take
+S = 20  # time limit of any step
 
 
 def produce(
@@ -116,7 +116,7 @@ def test_all_acks(memory: Served, acks: str) -> None:
 
 
 def test_a_consumer_that_waits_gets_a_record_at_once(memory: Served) -> None:
-    """Not when its fetch ends: a fetch waits up to half a second."""
+    """The record ends the waiting fetch, which would otherwise wait up to half a second."""
     memory.mq.create_topic("t")
     consumer = assigned(memory, "t")
     assert consumer.poll(0.3) is None
@@ -166,21 +166,28 @@ def test_transactions_are_refused(memory: Served) -> None:
 # --- groups -------------------------------------------------------------------------------------
 
 
-def member(served: Served, group: str = "g", **conf: Any) -> Any:
+def member(served: Served, group: str = "g", protocol: str = "classic", **conf: Any) -> Any:
+    """A consumer; *protocol* is that of its group: "classic", or "consumer" (KIP-848)."""
     options = {"auto__offset__reset": "earliest", "enable__auto__commit": False, **conf}
-    return ck.Consumer(served.conf(group__id=group, session__timeout__ms=6_000, **options))
+    if protocol == "classic":
+        options["session__timeout__ms"] = 6_000  # with KIP-848 the coordinator decides
+    return ck.Consumer(served.conf(group__id=group, group__protocol=protocol, **options))
 
 
-def test_a_group_shares_partitions_and_commits(kafka: Served) -> None:
+PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+
+
+@PROTOCOLS
+def test_a_group_shares_partitions_and_commits(kafka: Served, protocol: str) -> None:
     kafka.mq.create_topic("t", partitions=4)
     for partition in range(4):
         produce(kafka, "t", [b"%d-%d" % (partition, n) for n in range(25)], partition=partition)
-    first = member(kafka)
+    first = member(kafka, protocol=protocol)
     first.subscribe(["t"])
     got = poll(first, 100)
     assert len({message.value() for message in got}) == 100
     first.commit(asynchronous=False)
-    second = member(kafka)
+    second = member(kafka, protocol=protocol)
     second.subscribe(["t"])
 
     def shared() -> bool:
@@ -222,16 +229,17 @@ def test_other_assignors(memory: Served, strategy: str) -> None:
         consumer.close()
 
 
-def test_a_static_member_comes_back_to_its_partitions(memory: Served) -> None:
+@PROTOCOLS
+def test_a_static_member_comes_back_to_its_partitions(memory: Served, protocol: str) -> None:
     memory.mq.create_topic("t", partitions=2)
     rebalances: list[int] = []
 
     def assigned_now(_: Any, partitions: list[Any]) -> None:
         rebalances.append(len(partitions))
 
-    other = member(memory, group__instance__id="b")
+    other = member(memory, protocol=protocol, group__instance__id="b")
     other.subscribe(["t"], on_assign=assigned_now)
-    first = member(memory, group__instance__id="a")
+    first = member(memory, protocol=protocol, group__instance__id="a")
     first.subscribe(["t"])
 
     def settled() -> bool:
@@ -242,7 +250,7 @@ def test_a_static_member_comes_back_to_its_partitions(memory: Served) -> None:
     eventually(settled)
     mine, before = [each.partition for each in first.assignment()], len(rebalances)
     first.close()  # A static member does not leave.
-    again = member(memory, group__instance__id="a")
+    again = member(memory, protocol=protocol, group__instance__id="a")
     again.subscribe(["t"])
 
     def back() -> bool:
@@ -307,7 +315,7 @@ def test_offsets_by_time(kafka: Served) -> None:
 
 
 def test_records_that_only_another_broker_holds_are_read() -> None:
-    """To move a partition moves no data: its leader holds only what came since."""
+    """Moving a partition moves no data: the new leader has only the later records."""
     with pymq.open("memory:", brokers=3) as mq, mq.kafka() as endpoint:
         kafka = Served(mq, endpoint)
         mq.create_topic("t")
@@ -368,15 +376,40 @@ def test_admin_of_topics(kafka: Served) -> None:
     assert len(client.describe_cluster().result(S).nodes) == len(kafka.bootstrap.split(","))
 
 
-def test_admin_of_groups(memory: Served) -> None:
+def test_a_new_topic_that_matches_a_pattern_is_consumed(memory: Served) -> None:
+    """The gate finds topics that match; a pattern that would take long is refused."""
+    produce(memory, "logs.a", [b"1"])
+    consumer = member(memory, protocol="consumer")
+    consumer.subscribe(["^logs\\..*"])
+    assert poll(consumer, 1)[0].value() == b"1"
+    produce(memory, "logs.b", [b"2"])
+    assert poll(consumer, 1)[0].value() == b"2"
+    consumer.close()
+    greedy = member(memory, protocol="consumer")
+    greedy.subscribe(["^(a+)+$"])
+    errors: list[str] = []
+
+    def refused() -> bool:
+        message = greedy.poll(0.1)
+        errors.extend([message.error().str()] if message is not None else [])
+        return bool(errors)
+
+    eventually(refused)
+    assert "regular expression is not valid" in errors[0]
+    greedy.close()
+
+
+@PROTOCOLS
+def test_admin_of_groups(memory: Served, protocol: str) -> None:
     produce(memory, "t", [b"%d" % n for n in range(10)])
-    consumer = member(memory)
+    consumer = member(memory, protocol=protocol)
     consumer.subscribe(["t"])
     poll(consumer, 10)
     consumer.commit(asynchronous=False)
     client = admin.AdminClient(memory.conf())
     (listed,) = client.list_consumer_groups().result(S).valid
     assert (listed.group_id, listed.state) == ("g", ck.ConsumerGroupState.STABLE)
+    assert listed.type.name.lower() == protocol
     (described,) = client.describe_consumer_groups(["g"]).values()
     (member_found,) = described.result(S).members
     assert [each.partition for each in member_found.assignment.topic_partitions] == [0]

@@ -1,6 +1,6 @@
 """``kill -9`` of the process that serves a folder, while confluent-kafka produces.
 
-What was acknowledged is there, once, and at the offset that the client was told.
+Each acknowledged record is there once, at the offset in the acknowledgement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kafka-python and aiokafka, unmodified: implementations of their own, in Python."""
+"""kafka-python and aiokafka, unmodified: independent implementations in Python."""
 
 from __future__ import annotations
 

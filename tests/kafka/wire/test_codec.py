@@ -1,4 +1,6 @@
-"""All versions of all messages: there and back, and byte for byte as kafka-python writes them."""
+"""All versions of all messages can be written and read again, and equal kafka-python's byte for
+byte.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_a_message_is_read_as_it_was_written(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_message_that_is_cut_short_is_malformed(name: str) -> None:
-    """Whatever a length says: no reader goes beyond the bytes, or takes what is not there."""
+    """Whatever a length field says, no reader reads beyond the end of the bytes."""
     for version in versions(name):
         rng = random.Random(f"{name} {version}")
         data = written(name, version, filled(SCHEMAS[name], name, version, rng))
@@ -143,9 +145,17 @@ def peers() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*SCHEMAS} - {"ApiVersionsResponse"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name in SCHEMAS
+        # It does not know the new groups.
+        if name != "ApiVersionsResponse" and not name.startswith("ConsumerGroup")
+    ),
+)
 def test_kafka_python_writes_the_same_bytes(name: str) -> None:
-    """Its decoder of ApiVersionsResponse reads version 0 only."""
+    """kafka-python's decoder of ApiVersionsResponse reads version 0 only."""
     pytest.importorskip("kafka", reason="kafka-python is not installed")
     peer = peers()[name]
     for version in range(peer.min_version, peer.max_version + 1):
@@ -155,7 +165,8 @@ def test_kafka_python_writes_the_same_bytes(name: str) -> None:
         for _ in range(3):
             data = written(name, version, filled(SCHEMAS[name], name, version, rng))
             found = peer.decode(data, version=version)
-            found._header = None  # its decoder leaves it out, and its encoder reads it
+            # kafka-python's decoder does not set this field, but its encoder reads it
+            found._header = None
             assert bytes(found.encode(version=version)) == data
 
 

@@ -24,7 +24,7 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_range_is_read_while_leaders_die(seed: int) -> None:
-    """The next part is prefetched from a leader that may have lost its leadership."""
+    """The reader prefetches the next part from a broker that may lead no more."""
     rng = random.Random(seed)
     values = [b"%04d" % number for number in range(400)]
     with Cluster(brokers=4, seed=seed) as cluster:
@@ -97,7 +97,9 @@ def test_an_open_block_is_read_to_its_last_batch(tmp_path: Path, value: bytes) -
 
 
 def test_explicit_times_do_not_hide_records_of_an_open_folder(tmp_path: Path) -> None:
-    """Regular times are a column that ends in zeros: all 500 acknowledged records are read."""
+    """The column of regular times ends in zeros; nevertheless all 500 acknowledged records are
+    read.
+    """
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", 4)
         with mq.producer() as producer:
@@ -161,7 +163,7 @@ def test_a_batch_of_a_topic_that_was_deleted_does_not_keep_a_query_from_going_on
 
 
 def test_a_query_that_is_to_end_does_not_run_after_what_comes_meanwhile(tmp_path: Path) -> None:
-    """With ``Trigger.AvailableNow`` a query ends, though more records are sent."""
+    """A query with ``Trigger.AvailableNow`` ends, even if a producer keeps sending."""
     found = {"path": str(tmp_path), "subscribe": "t", "startingoffsets": "earliest"}
     reader = StreamReader(
         source_options(found, is_stream=True), StructType().add("value", "binary")

@@ -43,7 +43,9 @@ def next_end(stream: StreamReader, start: dict[str, Any]) -> int:
 
 
 def test_batches_of_so_many_bytes(folder: str) -> None:
-    """Records of 100 bytes and then of 10,000: batches adapt, and none is much too large."""
+    """Records of 100 bytes are followed by records of 10,000; no batch is much larger than the
+    limit.
+    """
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         for size, count in ((100, 2_000), (10_000, 200)):
@@ -85,12 +87,14 @@ def test_more_partitions_than_are_looked_at_share_the_limit() -> None:
 
 def test_a_gap_ends_where_the_log_starts() -> None:
     assert skip_gaps({PLACE: 5}, {PLACE: 8}, {PLACE: 9}) == {PLACE: 8}
-    assert skip_gaps({PLACE: 5}, {PLACE: 8}, {PLACE: 6}) == {PLACE: 6}  # of a fixed end
+    assert skip_gaps({PLACE: 5}, {PLACE: 8}, {PLACE: 6}) == {PLACE: 6}  # with a fixed end
     assert skip_gaps({PLACE: 9}, {PLACE: 8}, {PLACE: 6}) == {PLACE: 9}
 
 
 def test_a_batch_waits_for_enough_records(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Kafka's source: the first batch begins at once, the next has enough or is late."""
+    """As in Kafka's source, the first batch begins at once, the next one when it has enough records
+    or the delay is over.
+    """
     now = [1_000.0]
     monkeypatch.setattr("pymq.spark.read.source.time.monotonic", lambda: now[0])
     with pymq.open(folder) as mq:
@@ -137,9 +141,7 @@ def test_what_is_wrong_with_an_option(options: dict[str, str], name: str) -> Non
 
 @pytest.mark.spark
 def test_a_gap_is_skipped_at_once(folder: str, stream: Stream) -> None:
-    """The limit of a batch counts the records that the log still has, not those that retention has
-    removed.
-    """
+    """The limit of a batch counts existing records, not those that retention has removed."""
     with pymq.open(folder) as mq:
         mq.create_topic("t", block_bytes=4096, retention_bytes=8192)
         fill(mq, "t", 10)
@@ -181,7 +183,7 @@ def test_a_stream_goes_on_without_a_deleted_topic(
 
 @pytest.mark.spark
 def test_the_first_start_wants_all_topics(folder: str, stream: Stream) -> None:
-    """A topic that a new query does not find is a mistake, not a loss."""
+    """A topic that a new query does not find counts as a mistake, not as a loss of data."""
     with pymq.open(folder) as mq:
         mq.create_topic("kept")
     with pytest.raises(Exception, match="misspelt"):

@@ -21,7 +21,7 @@ Stream = Callable[..., list[list[Any]]]
 
 @pytest.fixture
 def topic(folder: str) -> str:
-    """Make a topic with ten records; returns the folder."""
+    """Create a topic with ten records; return the folder."""
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         fill(mq, "t", 10)
@@ -40,7 +40,7 @@ def topic(folder: str) -> str:
 def test_load_says_in_one_sentence_what_is_wrong(
     topic: str, spark: SparkSession, options: dict[str, str], sentence: str
 ) -> None:
-    """The error comes at ``load``, of tables and of streams, and without a traceback."""
+    """``load`` raises the error, for tables and for streams, without a traceback."""
     for reader in (spark.read, spark.readStream):
         with pytest.raises(Exception, match="is not known") as found:
             reader.format("pymq").options(url=topic, subscribe="t", **options).load()
@@ -52,7 +52,7 @@ def test_load_says_in_one_sentence_what_is_wrong(
 def test_a_stream_with_a_given_schema_says_it_too(
     topic: str, spark: SparkSession, checkpoint: str
 ) -> None:
-    """Spark then asks for no schema, so the error comes at the start of the query."""
+    """With a given schema Spark does not ask the source, so the query's start raises the error."""
     source = spark.readStream.format("pymq").schema("value binary")
     frame = source.options(url=topic, subscribe="t", startingOfsets="earliest").load()
     query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
@@ -81,7 +81,7 @@ def test_a_table_that_ends_before_it_starts_is_reported(topic: str, load: Load) 
 
 
 def test_create_table_says_what_works_instead(topic: str, spark: SparkSession) -> None:
-    """Spark forgets a table's options; what the error recommends works."""
+    """Spark forgets a table's options; the way that the error recommends works."""
     options = f"OPTIONS (url '{topic}', subscribe 't')"
     with pytest.raises(Exception, match="CREATE TEMPORARY VIEW") as found:
         spark.sql(f"CREATE TABLE records USING pymq {options}")

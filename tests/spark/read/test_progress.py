@@ -1,4 +1,4 @@
-"""The lag of a query where operators look: groups, metrics and the listener."""
+"""The lag of a query, as groups, metrics and the listener show it to operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def query(spark: SparkSession, url: str, checkpoint: str, **options: Any) -> Dat
 def test_a_group_shows_the_progress_of_a_query(
     spark: SparkSession, cluster: ProcessCluster, checkpoint: str
 ) -> None:
-    """The group has no members; the query reads what its checkpoint says, not the group."""
+    """The group has no members; the query reads from the offsets in its checkpoint, not from the
+    group's.
+    """
     with pymq.open(cluster.url) as mq:
         mq.create_topic("watched", partitions=2)
         for partition in range(2):
@@ -90,7 +92,7 @@ def test_a_listener_puts_the_lag_into_metrics(
         spark.streams.addListener(listener)
         options = {"subscribe": "measured", "maxOffsetsPerTrigger": "10"}
         writer = query(spark, cluster.url, checkpoint, **options)
-        writer = writer.trigger(processingTime="1 hour")  # One batch, and then none.
+        writer = writer.trigger(processingTime="1 hour")  # This query runs one batch only.
         running = first_batch(writer, cluster, listener)
         try:
             metrics = mq.metrics()

@@ -1,6 +1,6 @@
-"""Why the source takes no filters: Spark forgets which of them a read was planned with.
+"""The reason why the source accepts no filters: Spark forgets the filters of a planned read.
 
-If this test fails, Spark may be right by now. See
+If this test fails, Spark may have mended this. See
 docs/decisions/0176-spark-filters-are-not-pushed-into-the-source.md.
 """
 
@@ -21,7 +21,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture
 def pushing(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session that pushes filters into Python sources; most do not."""
+    """A session that pushes filters into Python sources; by default Spark does not."""
     spark.conf.set(PUSHDOWN, "true")
     yield spark
     spark.conf.unset(PUSHDOWN)

@@ -1,4 +1,4 @@
-"""Tables and streams on a real Spark, of a queue in a folder."""
+"""Tables and streams of a queue in a folder, on a real Spark."""
 
 from __future__ import annotations
 
@@ -250,7 +250,9 @@ def test_a_stream_is_limited_and_goes_on_after_a_restart(folder: str, stream: St
 def test_state_of_columns_that_were_nullable_is_taken_over(
     spark: SparkSession, folder: str, checkpoint: str
 ) -> None:
-    """State of nullable columns, from earlier versions or a user's schema, is taken over."""
+    """A query continues with state of nullable columns, from earlier versions or a user's
+    schema.
+    """
     rows: list[Any] = []
 
     def count(*schema: str) -> dict[str, tuple[int, int]]:
@@ -340,7 +342,7 @@ def test_a_topic_grows_under_a_running_query(
 
 
 def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
-    """A recreated topic's offsets are new, though it may reach farther than the old one."""
+    """Offsets of a recreated topic are new, even if the topic has more records than the old one."""
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         fill(mq, "t", 10)
@@ -400,7 +402,7 @@ def test_offsets_in_the_checkpoint_are_always_the_same_text(
 
 
 def test_a_plan_has_positions_and_no_records(folder: str, java: None) -> None:
-    """The data of a task is as small for a long topic as for a short one."""
+    """The serialized task of a long topic is as small as that of a short one."""
     from pymq.spark.columns import schema
     from pymq.spark.options import source_options
     from pymq.spark.read.source import TableReader

@@ -97,7 +97,7 @@ def decoded(format: str, text: str, data: list[bytes]) -> list[Any]:
 
 
 def test_json_of_typed_topics_is_read_and_written() -> None:
-    """What a typed topic writes is a struct, and what the sink writes is an object again."""
+    """Values of a typed topic become structs, and the sink writes structs as objects."""
     theirs = Json().codec(Order)
     text = theirs.schema.text
     kind = arrow(type_of("json", text))
@@ -139,7 +139,7 @@ def test_avro_is_read_and_written() -> None:
 
 
 def test_protobuf_is_read_and_written() -> None:
-    """By the registered table of fields alone, without generated classes."""
+    """Protobuf needs only the registered table of fields, and no generated classes."""
     from google.protobuf.api_pb2 import Api, Method
 
     theirs = Protobuf().codec(Api)
@@ -220,7 +220,7 @@ TOMBSTONE = ("pymq.tombstone", b"")
 
 
 def test_a_tombstone_becomes_null() -> None:
-    """Only a record with the mark, not an empty value."""
+    """Only a record with the tombstone mark becomes null; an empty value does not."""
     reading = Reading("binary", None, pa.binary(), True, False, lambda _: {})
     parts = part((b"a", []), (b"", [])), part((b"", [TOMBSTONE]), (b"b", [("h", b"")]))
     assert column(reading, *parts) == [b"a", b"", None, b"b"]
@@ -262,7 +262,7 @@ def test_avro_is_read_with_the_schema_it_was_written_with() -> None:
     for _ in range(2):
         found = made([part((data, [named]))], 1).to_pylist()
         assert found == [{"item": "x", "count": 5}]
-    assert len(asked) == 2  # once for each that was unknown
+    assert len(asked) == 2  # one request for each unknown schema
 
 
 def written(options: ValueOptions, rows: dict[str, pa.Array]) -> pa.Table:

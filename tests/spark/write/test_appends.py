@@ -1,4 +1,4 @@
-"""Batches in flight, simulated: each is appended once and in its order."""
+"""Batches in flight, simulated: brokers append each batch once and in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHES, ROWS = 60, 3
 
 @pytest.mark.parametrize("seed", range(6))
 def test_leaders_may_die_under_batches_on_their_way(seed: int) -> None:
-    """Acknowledged batches are at their answered offsets; the broker detects duplicates."""
+    """Acknowledged batches are at the offsets in the answers; the broker detects duplicates."""
     rng = random.Random(seed)
     values = [[b"%d-%d" % (number, row) for row in range(ROWS)] for number in range(BATCHES)]
     with Cluster(brokers=4, seed=seed) as cluster:

@@ -1,4 +1,4 @@
-"""Encoding a column of byte strings equals encoding one after the other."""
+"""Encoding a column of byte strings gives the same bytes as encoding each string separately."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MIXED = st.lists(st.none() | st.binary(max_size=20), max_size=30)
 
 
 def column(values: list[bytes | None], cut: int) -> pa.ChunkedArray:
-    """Return an Arrow column that begins within its buffers, as slices do, and may have several
-    chunks.
+    """Return an Arrow column, which may start inside its buffers, as a slice does, and may have
+    several chunks.
     """
     padded = pa.array([b"before", *values], pa.binary()).slice(1)
     chunks = [padded.slice(0, cut), padded.slice(cut)] if cut < len(values) else [padded]

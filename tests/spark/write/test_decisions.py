@@ -1,4 +1,6 @@
-"""The decisions of a sink, simulated: under any failure at any point, each row is there once."""
+"""The decisions of a sink, simulated: after any failure at any point the topic has each row
+once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Died(BaseException):
 
 
 class Mortal(Requests):
-    """A driver that dies after so many requests; the last one may have arrived or not."""
+    """A driver that dies after a given number of requests; the last one may have arrived or not."""
 
     def __init__(self, like: Requests, lives: int, *, is_heard: bool) -> None:
         super().__init__(like._name, like._router, like._driver)
@@ -53,11 +55,11 @@ class Mortal(Requests):
         return self._ask(partial(ask, any_replica=any_replica))
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """Count a request; those before it may be unanswered."""
+        """Count a request; earlier requests may be unanswered."""
         return self._ask(partial(super().begin, topic, partition, make))
 
     def end(self, call: Call) -> Message | None:
-        """Count an answer; the driver dies before later ones."""
+        """Count an answer; the driver may die before later answers."""
         return self._ask(partial(super().end, call))
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -71,19 +73,19 @@ class Mortal(Requests):
 
 
 class Alone(Mortal):
-    """Brokers of an older version that copies nothing itself."""
+    """Brokers of an older version, which cannot copy batches."""
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
         return None if isinstance(make(0), Copy) else super().begin(topic, partition, make)
 
 
 class Deaf(Alone):
-    """Loses one answer; all requests after it are done by then."""
+    """Loses one answer, after all later requests have been done."""
 
     def __init__(self, like: Requests, misses: int) -> None:
         super().__init__(like, -1, is_heard=True)
         self._appends: list[Call] = []
-        self._misses = misses  # of the appends
+        self._misses = misses  # lost answers to appends
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
         call = super().begin(topic, partition, make)
@@ -152,7 +154,9 @@ def test_batches_are_written_once_and_in_order() -> None:
 
 
 def test_processes_of_one_run_decide_in_turn() -> None:
-    """Spark commits in any idle process of its driver, and siblings must not fence each other."""
+    """Spark commits in any idle process of its driver; processes of one run must not fence each
+    other.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -163,11 +167,12 @@ def test_processes_of_one_run_decide_in_turn() -> None:
             assert siblings[number % 3].commit(number, name, stage(mq, name, batch))
         assert written(mq) == expected(*batches)
         name = "pymq-spark.s.5"
-        assert not siblings[0].commit(5, name, stage(mq, name, batches[5]))  # known to all of them
+        # every process knows the decision
+        assert not siblings[0].commit(5, name, stage(mq, name, batches[5]))
 
 
 def test_another_run_fences_the_one_before() -> None:
-    """Of two drivers on one checkpoint the later one continues, and fences the other."""
+    """Of two drivers on one checkpoint, the later one continues and fences the earlier one."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -177,7 +182,7 @@ def test_another_run_fences_the_one_before() -> None:
         assert second.commit(0, zero, stage(mq, zero, rows(2, "a")))
         with pytest.raises(ProducerFenced):
             first.commit(1, one, stage(mq, one, rows(2, "b")))
-        first.enter("run-3")  # it is restarted, and knows the decisions made meanwhile
+        first.enter("run-3")  # the restarted driver knows the decisions made meanwhile
         assert not first.commit(0, zero, stage(mq, zero, rows(2, "a")))
         assert first.commit(1, one, stage(mq, one, rows(2, "b")))
         assert written(mq) == expected(rows(2, "a"), rows(2, "b"))
@@ -194,7 +199,9 @@ def test_what_is_staged_is_not_to_be_seen() -> None:
 @pytest.mark.parametrize("is_heard", [True, False])
 @pytest.mark.parametrize(("kind", "least"), [(Mortal, 12), (Alone, 20)])
 def test_a_driver_may_die_at_any_question(kind: type[Mortal], least: int, is_heard: bool) -> None:
-    """The next driver gets the same batch, staged again in another order, and then another one."""
+    """The next driver gets the same batch, staged again in another order, and then the next
+    batch.
+    """
     lives, has_died = 0, True
     while has_died:
         lives += 1
@@ -220,7 +227,7 @@ def test_a_driver_may_die_at_any_question(kind: type[Mortal], least: int, is_hea
 
 @pytest.mark.parametrize("misses", range(8))
 def test_an_answer_may_be_lost_of_a_batch_before_many(misses: int) -> None:
-    """A partition remembers the offsets of five batches; for older ones the sink reads its
+    """A partition remembers the offsets of five batches; for older batches the sink reads the
     sequence.
     """
     with Cluster(brokers=1, seed=misses) as cluster:
@@ -237,7 +244,7 @@ def test_an_answer_may_be_lost_of_a_batch_before_many(misses: int) -> None:
 
 
 class Lossy(Requests):
-    """Requests copies from brokers, and gets one answer too late."""
+    """Requests copies from brokers; one answer comes too late."""
 
     def __init__(self, like: Requests, misses: int) -> None:
         super().__init__(like._name, like._router, like._driver)
@@ -254,7 +261,9 @@ class Lossy(Requests):
 
 @pytest.mark.parametrize("misses", range(3))
 def test_an_answer_of_a_broker_that_copies_may_be_lost(misses: int) -> None:
-    """The copy was made once; if its answer was lost, the sink does not ask that broker again."""
+    """If the answer to a copy is lost, the copy exists once, and the sink does not ask that broker
+    again.
+    """
     with Cluster(brokers=1, seed=misses) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=1)
@@ -269,7 +278,7 @@ def test_an_answer_of_a_broker_that_copies_may_be_lost(misses: int) -> None:
 
 @pytest.mark.parametrize("brokers", [1, 3])
 def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
-    """Batches are staged where their partition is led, and copied by a broker that leads both."""
+    """Batches are staged at the broker that leads their partition, and that broker copies them."""
     with Cluster(brokers=brokers, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=6, replicas=brokers, acks="raft")
@@ -286,14 +295,14 @@ def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
             cluster.clients["client-0"].on_send.setdefault(kind, []).append(note)
         assert DecisionLedger(mq, "s", TIMEOUT_S).commit(0, "pymq-spark.s.0", pieces)
         assert questions.copied == [True] * 6
-        assert set(moved) == {TOPIC}  # only the decision
+        assert set(moved) == {TOPIC}  # only the decision goes through the driver
         with mq.consumer("t", mode="psb") as consumer:
             found = sorted((each.partition, each.value) for each in consumer.until_end())
         assert found == sorted((place, values[0]) for place, values in mine)
 
 
 def test_of_two_drivers_one_writes() -> None:
-    """The former driver decides nothing more; the other one completes its decisions."""
+    """The former driver makes no further decision; the new one completes the earlier decisions."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -313,7 +322,7 @@ def test_of_two_drivers_one_writes() -> None:
 
 
 def test_a_job_is_not_written_in_another_number_of_tasks() -> None:
-    """The numbers of rows and, where known, of tasks must match; otherwise nothing is written."""
+    """If the number of rows or the known number of tasks differs, the sink writes nothing."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2)
@@ -335,7 +344,7 @@ def test_a_job_is_not_written_in_another_number_of_tasks() -> None:
         wanted = [rows(3, "j.task0"), rows(3, "j.task1"), rows(2, "j.task2")]
         assert written(mq) == expected(*wanted)
         assert stages(mq) == []
-        # Another job, whose decisions are beside these and whose name has the same beginning.
+        # Another job, whose name has the same beginning and whose decisions are in the same topic.
         numbers = (f"j.task{number}" for number in range(1000))
         alike = next(job for job in numbers if place(job) == place("j"))
         sink = task_name(alike, 0)
@@ -385,7 +394,9 @@ def _restart(cluster: Cluster, broker: str) -> None:
 def test_a_record_that_became_too_large_is_named_with_what_to_do(
     kind: type[Requests], is_decided: bool
 ) -> None:
-    """The limit was lowered for a staged batch: it fails at once, and is written once allowed."""
+    """If the limit is lowered after a batch was staged, the job fails at once; with a higher limit
+    the batch is written.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft", max_record_bytes=4_000)

@@ -1,4 +1,6 @@
-"""Producers in code that Spark runs: run any number of times, and produced once."""
+"""Producers in Spark's code: Spark may run the code several times, and each record is produced
+once.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,9 @@ def test_a_job_is_not_run_again_in_another_number_of_tasks(
     run_in(2, 2)
     for count, tasks, rows, complaint in (
         (1, None, 100, "has written 50 records, and is now given 100"),
-        (3, 2, 150, "was to have tasks=2, and this is number 3"),  # the first two are as they were
-        (4, 4, 100, "Run it in as many"),  # whichever of them comes first
+        # the first two tasks are the same as before
+        (3, 2, 150, "was to have tasks=2, and this is number 3"),
+        (4, 4, 100, "Run it in as many"),  # whichever task comes first
     ):
         with pytest.raises(Exception, match=complaint):
             run_in(count, tasks, rows)
@@ -103,7 +106,7 @@ def test_pandas_rows_and_a_udf(spark: SparkSession, mq: pymq.Client, url: str) -
 def test_updates_are_written_once(
     spark: SparkSession, mq: pymq.Client, url: str, checkpoint: str
 ) -> None:
-    """Output mode ``update``, batch by batch through foreachBatch."""
+    """Each update of output mode ``update`` is written once by foreachBatch."""
     mq.create_topic("clicks")
     mq.create_topic("totals")
     fill(mq, "clicks", 20)

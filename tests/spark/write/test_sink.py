@@ -42,7 +42,9 @@ def values(mq: pymq.Client, topic: str) -> list[int]:
 
 
 def stages(mq: pymq.Client) -> list[str]:
-    """Return the staged records; a task that outlives its aborted job may leave some."""
+    """Return the staged records; a task that is still running after its job was aborted may leave
+    some.
+    """
     found = [name for name in mq.topics() if name.startswith("pymq-spark.")]
     return [name for name in found if name != "pymq-spark.decisions"]
 
@@ -54,7 +56,9 @@ def write(frame: DataFrame, url: str, **options: Any) -> None:
 def test_a_table_goes_in_and_comes_out(
     spark: SparkSession, mq: pymq.Client, url: str, load: Load
 ) -> None:
-    """Keys go to the same partitions as with the plain client, and no staged record is left."""
+    """The sink puts keys into the same partitions as the plain client, and leaves no staged
+    record.
+    """
     mq.create_topic("table", partitions=3)
     frame = spark.range(3000).selectExpr(
         "cast(id as string) value",
@@ -95,7 +99,9 @@ def test_a_task_that_fails_once(spark: SparkSession, mq: pymq.Client, url: str) 
 
 
 def test_what_is_aborted_leaves_nothing(spark: SparkSession, mq: pymq.Client, url: str) -> None:
-    """An aborted job leaves nothing, though most of it is staged before its last, invalid row."""
+    """An aborted job leaves no record, even if most rows are staged before the last,
+    invalid one.
+    """
     mq.create_topic("aborted")
     frame = spark.range(0, 4000, 1, 1).selectExpr(
         "if(id = 3999, cast(null as string), lpad(cast(id as string), 1000, '0')) value"
@@ -155,7 +161,9 @@ def test_what_cannot_be_written(
 def test_records_as_large_as_their_topic_allows(
     spark: SparkSession, mq: pymq.Client, url: str, options: dict[str, str]
 ) -> None:
-    """The stage accepts records as large as the topic does, and the error names the topic."""
+    """The staging topic accepts records as large as the target topic does, and the error names the
+    target topic.
+    """
     topic = f"large-{len(options)}"
     mq.create_topic(topic, max_record_bytes=16 << 20)
     frame = spark.range(0, 3, 1, 1).selectExpr("repeat('x', 5 * 1024 * 1024) value")
@@ -183,7 +191,7 @@ def test_a_folder_cannot_be_written(spark: SparkSession, folder: str) -> None:
 def test_a_stream_is_written_once_though_spark_forgets(
     spark: SparkSession, mq: pymq.Client, url: str, checkpoint: str
 ) -> None:
-    """A batch whose commit Spark has lost comes again, and is detected."""
+    """Spark repeats a batch whose commit it has lost, and the sink detects the repetition."""
     mq.create_topic("in", partitions=2)
     mq.create_topic("out", partitions=2)
     options = {"url": url, "subscribe": "in", "startingOffsets": "earliest"}

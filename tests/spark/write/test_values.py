@@ -47,7 +47,9 @@ def records(mq: pymq.Client, topic: str) -> list[pymq.Record]:
 def test_a_frame_that_was_read_can_be_written(
     spark: SparkSession, mq: pymq.Client, url: str, load: Load
 ) -> None:
-    """All columns of the source; rows keep key, partition, headers and time."""
+    """A frame with all columns of the source can be written: rows keep key, partition, headers and
+    time.
+    """
     for topic in ("first", "second"):
         mq.create_topic(topic, partitions=2)
     fill(mq, "first", 20, keys=[b"%d" % n for n in range(20)])
@@ -64,7 +66,7 @@ def test_a_frame_that_was_read_can_be_written(
 def test_tombstones_go_both_ways(
     spark: SparkSession, mq: pymq.Client, url: str, load: Load
 ) -> None:
-    """A null value deletes its key, and is null where it is read with the option."""
+    """Writing a null value deletes its key; with the option, Spark reads the tombstone as null."""
     mq.create_topic("changes")
     rows = "values ('a', 'one'), ('b', ''), ('a', null) as t(key, value)"
     frame = spark.sql(f"select * from {rows}").coalesce(1)
@@ -116,7 +118,9 @@ def test_values_of_a_typed_topic_are_structs(
 
 
 def test_avro_and_protobuf(spark: SparkSession, mq: pymq.Client, url: str, load: Load) -> None:
-    """Avro by the registry, also of an earlier schema; protobuf by a schema of the option."""
+    """Avro uses the registry, also for an earlier schema; protobuf uses the schema in the
+    option.
+    """
     from google.protobuf.type_pb2 import Option
 
     mq.create_topic("avro")

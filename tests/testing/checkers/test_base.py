@@ -243,7 +243,7 @@ def visible_on_a_minority(s: Scene) -> None:
 
 
 def a_replaced_disk_counts_on(s: Scene) -> None:
-    """A replica counts the content of its old disk although the disk was replaced."""
+    """A replica relies on the content of its old disk, although the disk was replaced."""
     tree(s)
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -428,7 +428,7 @@ class Group:
         self.says(Settled(2), "m1")
 
     def writes(self) -> None:
-        """The coordinator writes its changes."""
+        """Let the coordinator write its changes."""
         self.s.watch._meet((OFFSETS_TOPIC, "0"), OFFSETS_BLOCK)
         ledger, node = self.s.watch.ledger, self.host.name
         log = ledger.log(node, OFFSETS_BLOCK)
@@ -536,7 +536,7 @@ def returned_and_given_too_early(s: Scene) -> None:
     group.returns(1, 500)
     s.cluster.world.now += 500_000
     (lease,) = group.leases.acquire("m1", 1, 1, 1_000, 0, 0)
-    group.gives("m1", lease.start, lease.end, 3, 2)  # its delay is over
+    group.gives("m1", lease.start, lease.end, 3, 2)  # the record's delay is over
     group.leases.reject("m1", [(0, 1)], 0)
     group.returns(3, 500)
     s.cluster.world.now += 400_000

@@ -13,7 +13,17 @@ from tests.testing.planted import (
     storage,
     work,
 )
-from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
+from tests.testing.planted.bug import (
+    BUGS,
+    HUNTS,
+    Bug,
+    Hunt,
+    Kill,
+    attempt,
+    hunt,
+    is_clean,
+    planted,
+)
 
 AREAS = (  # each area describes some of BUGS
     control,
@@ -27,4 +37,15 @@ AREAS = (  # each area describes some of BUGS
     work,
 )
 
-__all__ = ["AREAS", "BUGS", "HUNTS", "Bug", "Hunt", "Kill", "hunt", "planted"]
+__all__ = [
+    "AREAS",
+    "BUGS",
+    "HUNTS",
+    "Bug",
+    "Hunt",
+    "Kill",
+    "attempt",
+    "hunt",
+    "is_clean",
+    "planted",
+]

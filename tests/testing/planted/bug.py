@@ -1,11 +1,11 @@
 """Bugs that can be switched on, and hunts for them.
 
-A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
-change of its name or of its arguments fails when the tests are collected. A hunt is a family of
-swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
-which it can show. A bug is *killed* by the first seed whose run breaks a rule, if the same run
-without the bug breaks none, and if the run did not end just because the patch no longer fits the
-code.
+A bug consists of a few small patches. Each patch replaces an attribute that must exist, and takes
+the same arguments; if the attribute's name or arguments change, the collection of the tests fails.
+A hunt is a family of swarm runs, seed after seed. Hunts do not belong to single bugs: each bug
+names the few hunts that can find it. A bug is *killed* by the first seed whose run breaks a rule,
+if the same run without the bug breaks none, and if the run did not end just because the patch no
+longer fits the code.
 
 If a bug needs several rare events at once, random runs do not find it in reasonable time: then an
 ordinary test causes these events and finds the bug, and the bug names this test.
@@ -41,7 +41,7 @@ class Hunt:
     acks: str | None = None  # ack mode of all topics, instead of the plan's own
 
     def run(self, seed: int) -> Result:
-        """Carry out one of them."""
+        """Carry out the run of one seed."""
         plan = generate(
             seed,
             brokers=self.brokers,
@@ -158,9 +158,9 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
 
 
 def check_fit(name: str, original: Any, function: Callable[..., Any]) -> None:
-    """Raise where a patch cannot be called the way its original is."""
+    """Raise if a patch cannot be called with the arguments of its original."""
     if not isinstance(original, FunctionType):
-        return  # a number takes the place of a number
+        return  # the patch replaces a number by a number
     positional: list[Any] = [original]
     named: dict[str, Any] = {}
     for key, parameter in inspect.signature(original).parameters.items():
@@ -176,7 +176,7 @@ def check_fit(name: str, original: Any, function: Callable[..., Any]) -> None:
 
 @contextmanager
 def planted(name: str) -> Iterator[Bug]:
-    """Have a bug for a while."""
+    """Plant a bug for the duration of a ``with``."""
     found = BUGS[name]
     before = [(owner, key, owner.__dict__[key]) for owner, key, _ in found.patches]
     try:
@@ -194,6 +194,18 @@ def is_clean(which: str, seed: int) -> bool:
     return HUNTS[which].run(seed).violation is None
 
 
+def attempt(name: str, which: str, seed: int) -> Result | None:
+    """Return a run with a bug if the bug made it break a rule.
+
+    The same run without the bug must break none, see :func:`is_clean`.
+    """
+    with planted(name):
+        result = HUNTS[which].run(seed)
+    if result.violation is None or BLUNDERS.search(result.message):
+        return None
+    return result
+
+
 def hunt(name: str, seeds: int) -> Kill | None:
     """Look for a bug in a number of seeds of each of its hunts.
 
@@ -204,10 +216,7 @@ def hunt(name: str, seeds: int) -> Kill | None:
         for which in BUGS[name].hunts:
             for seed in range(first, min(first + TURN, seeds)):
                 runs += 1
-                with planted(name):
-                    result = HUNTS[which].run(seed)
-                if result.violation is None or BLUNDERS.search(result.message):
-                    continue
-                if is_clean(which, seed):
-                    return Kill(which, seed, runs, result.violation)
+                result = attempt(name, which, seed)
+                if result is not None and is_clean(which, seed):
+                    return Kill(which, seed, runs, str(result.violation))
     return None

@@ -282,7 +282,6 @@ bug(
     "any replica may say where the block of a dead leader ends",
     "Kafka's unclean.leader.election.enable, once the default (Jepsen 2013)",
     "fetch-crash fetch-network fetch-rolls",
-    is_slow=True,
 )
 
 

@@ -14,6 +14,10 @@ from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
+from pymq.core.group.reconciled.codes import ReconciledCode
+from pymq.core.group.reconciled.coordinator import ReconciledCoordinator
+from pymq.core.group.reconciled.group import ReconciledGroup
+from pymq.core.group.reconciled.member import ReconcilingMember
 from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Spans
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
@@ -462,3 +466,81 @@ bug(
 @plant("first-takes-all", ConsumerGroup, "_share")
 def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *rest: Any) -> Any:
     return rest[1]
+
+
+# --- groups of Kafka's new protocol ---------------------------------------------------------------
+
+RECONCILED = "tests/core/group/reconciled/test_reconciled_groups.py::"
+
+bug(
+    "assigned-before-given-up",
+    AREA,
+    "a partition is assigned while its former user still uses it",
+    "KIP-848; franz-go's TestGroupETL",
+    test=RECONCILED + "test_a_partition_is_given_up_before_another_member_gets_it",
+)
+
+
+@plant("assigned-before-given-up", ReconciledGroup, "_is_free")
+def is_always_free(is_free: Any, self: ReconciledGroup, part: Any, member: str) -> bool:
+    return True
+
+
+bug(
+    "epoch-before-given-up",
+    AREA,
+    "a member gets the new epoch before it has given its partitions up",
+    "KIP-848",
+    test=RECONCILED + "test_a_partition_is_given_up_before_another_member_gets_it",
+)
+
+
+@plant("epoch-before-given-up", ReconcilingMember, "reconcile")
+def reconcile_at_once(
+    reconcile: Any, self: ReconcilingMember, target_epoch: int, owned: Any, is_free: Any, now: int
+) -> None:
+    reconcile(self, target_epoch, frozenset(), is_free, now)
+
+
+bug(
+    "never-has-to-give-up",
+    AREA,
+    "a member that does not give a partition up keeps it for ever",
+    "KIP-848",
+    test=RECONCILED + "test_a_member_that_does_not_give_up_in_time_is_removed",
+)
+
+
+@plant("never-has-to-give-up", ReconciledGroup, "tick")
+def tick_without_revocations(tick: Any, self: ReconciledGroup, now: int) -> None:
+    for member in self.members.values():
+        member.revoke_by = NEVER
+    tick(self, now)
+
+
+bug(
+    "late-member-commits",
+    AREA,
+    "a member of an earlier epoch commits offsets",
+    "KIP-848",
+    test=RECONCILED + "test_only_a_member_of_the_current_epoch_commits",
+)
+
+
+@plant("late-member-commits", ReconciledCoordinator, "commit_code")
+def commit_always(commit_code: Any, self: ReconciledCoordinator, m: Any) -> ReconciledCode:
+    return ReconciledCode.NONE
+
+
+bug(
+    "old-epoch-welcome",
+    AREA,
+    "a member with another epoch goes on as if it were current",
+    "KIP-848",
+    test=RECONCILED + "test_the_former_epoch_is_accepted_once_the_answer_was_lost",
+)
+
+
+@plant("old-epoch-welcome", ReconciledGroup, "find")
+def find_anyhow(find: Any, self: ReconciledGroup, m: Any) -> Any:
+    return self.members.get(m.member) or find(self, m)

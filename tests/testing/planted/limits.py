@@ -405,6 +405,7 @@ bug(
     "those partitions of a broker that change after they were looked at are left as they are",
     "own; any walk over what changes meanwhile",
     test="tests/controller/test_slices.py::test_what_changed_after_its_slice_is_looked_at_again",
+    is_slow=True,
 )
 
 

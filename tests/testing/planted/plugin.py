@@ -2,9 +2,9 @@
 
 Run as a program, it tests many bugs in a row.
 
-``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
-all in one process, since to start one takes longer than most of the tests. The program prints a
-line of JSON for each bug: its name, pytest's exit status and pytest's output.
+``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that must find each bug.
+All tests run in one process, because a new process takes longer than most of the tests. The program
+prints a line of JSON for each bug: its name, pytest's exit status and pytest's output.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from contextlib import redirect_stdout
 import pytest
 
 from tests.testing.planted import BUGS, planted
+
+PLUGINS = ("pymq.testing.pytest_plugin", "pytest_timeout")  # those that the tests need
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +35,9 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
-    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # To look for all installed plugins takes longer than most tests.
+    quiet = ["-q", "--exitfirst", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
+    quiet += [part for plugin in PLUGINS for part in ("-p", plugin)]
     # pymq is a plugin of pytest and already loaded, so pytest cannot rewrite its assertions and
     # would warn.
     quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -264,7 +264,7 @@ bug(
     AREA,
     "the table of producers goes into the tree whole, and a roll never succeeds again",
     "jute.maxbuffer of ZooKeeper",
-    test="tests/core/test_producer_table.py::test_no_table_is_larger_than_a_roll_can_take",
+    test="tests/core/test_producer_table.py::test_no_table_is_larger_than_a_roll_can_take[5000]",
 )
 
 

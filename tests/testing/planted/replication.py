@@ -1,4 +1,5 @@
-"""Bugs of replication: which replica has which records, what is committed, and who leads.
+"""Bugs of replication: which replica has which records, which records are committed, and which
+replica leads.
 
 Raft has further mutants in its own tests.
 """
@@ -311,7 +312,6 @@ bug(
     "a leader counts without a follower before the zkserver has taken it out",
     "Kafka before KIP-497; ISR shrink not by compare and set",
     "fetch-rolls fetch-network",
-    is_slow=True,
 )
 
 

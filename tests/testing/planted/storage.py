@@ -304,6 +304,7 @@ bug(
     "a client is told for good what the disk of one replica says",
     "one failed sync refused producers for 71 s while another broker led",
     "disk-3 fetch-disk",
+    is_slow=True,
 )
 
 

@@ -18,7 +18,7 @@ def commit(desk: Desk) -> None:
 
 @scenario()
 def commit_with_replicas(desk: Desk) -> None:
-    """Twice with three brokers: send, receive, acknowledge and commit."""
+    """Send, receive, acknowledge and commit, twice, with three brokers."""
     desk.topic()
     desk.send(3)
     desk.settle()

@@ -7,7 +7,7 @@ from tests.testing.scripts.desk import Desk, scenario
 
 @scenario(brokers=1)
 def one_replica_raft(desk: Desk) -> None:
-    """Five records, each waited for."""
+    """Send five records, and wait for each."""
     desk.topic(replicas=1)
     for _ in range(5):
         desk.send()

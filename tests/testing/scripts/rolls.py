@@ -36,7 +36,7 @@ def roll_with_one_replica(desk: Desk) -> None:
 
 @scenario()
 def roll_by_age(desk: Desk) -> None:
-    """After a second."""
+    """A block is rolled when it is a second old."""
     desk.topic(block_ms=1000)
     desk.send(2)
     desk.cluster.run(1.1)
@@ -135,7 +135,7 @@ def a_broker_is_added(desk: Desk) -> None:
 
 @scenario()
 def more_replicas(desk: Desk) -> None:
-    """From one replica to three."""
+    """The number of replicas rises from one to three."""
     desk.topic(replicas=1)
     desk.send(2)
     desk.settle()

@@ -40,7 +40,7 @@ def compaction(desk: Desk) -> None:
 
 @scenario()
 def compaction_with_replicas(desk: Desk) -> None:
-    """Each replica compacts for itself."""
+    """Each replica compacts its own copy."""
     desk.topic(block_bytes=4096, cleanup_policy="compact")
     desk.send(12, size=900, keys=3)
     desk.settle()

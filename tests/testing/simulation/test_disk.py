@@ -294,7 +294,7 @@ def test_random_operations_give_what_the_real_file_system_gives(tmp_path: Path, 
     names = ["a", "b", "c"]
 
     def both(name: str, *args: object, handle: str = "") -> object:
-        """Do the same on both disks; the results, or the kinds of errors, must be equal."""
+        """Do one action on both disks; the results, or the kinds of errors, must be equal."""
         found: list[object] = []
         for side, folder in sides:
             own = [os.path.normpath(f"{folder}/{a}") if isinstance(a, str) else a for a in args]

@@ -345,7 +345,7 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
     a.world.run(a.world.now + 800_000)
     assert one.poll() == [Uncertain(2), Suspended()]
     one.link.check(False)
-    assert a.events(one) == [Resumed(), Changed("/")]  # and not what has changed
+    assert a.events(one) == [Resumed(), Changed("/")]  # no event tells what has changed below "/"
     assert [entry.path for entry in ensemble.entries()] == ["/y"]
 
 

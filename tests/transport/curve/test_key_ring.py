@@ -285,7 +285,7 @@ def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
         until_heard(made, there, seen)
         link = made._peers.by_name["server"].link
         assert link is not None
-        # the frame is too long by 1
+        # the frame is one byte too long
         link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))
         turn(made, there, until=lambda: "header" in there.problem)
         assert f"the most is {most}" in there.problem
@@ -563,7 +563,7 @@ def test_what_is_wrong_with_keys_is_complained_of_once(
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
-    """Silent connections are closed, since 200 of them hold a descriptor each."""
+    """Silent connections are closed, since each of them occupies a descriptor."""
     import socket
 
     make_keys(tmp_path, "server", "alice")

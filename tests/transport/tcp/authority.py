@@ -1,4 +1,4 @@
-"""Makes the folders of certificates that a company's PKI would make."""
+"""Creates folders of certificates, as a company's PKI would do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Authority:
         return folder
 
     def revoke(self, *folders: Path, at: Path) -> None:
-        """Write the list of revoked certificates, those in *folders*, to the folder *at*."""
+        """Write a list of revoked certificates to the folder *at*: the certificates in
+        *folders*.
+        """
         authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
         now = datetime.datetime.now(datetime.UTC)
         made = (

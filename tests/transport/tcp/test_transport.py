@@ -53,7 +53,9 @@ def opened(*transports: TcpTransport) -> Iterator[None]:
 def until(
     done: Callable[[], object], *transports: TcpTransport, found: list[Arrival] | None = None
 ) -> list[Arrival]:
-    """Poll all transports until something is true; returns what the first one has received."""
+    """Poll all transports until a condition is true; return the messages that the first one has
+    received.
+    """
     arrivals = [] if found is None else found
     end = time.monotonic() + WAIT_S
     while not done():
@@ -122,7 +124,7 @@ def test_the_contract_with_tls(authority: Authority) -> None:
 
 
 def test_bytes_that_are_no_packet_end_their_connection_and_harm_no_other() -> None:
-    """A stranger's bytes, of every kind, cost the stranger its connection and nobody else."""
+    """Invalid bytes of any kind cost the stranger its connection, and affect no other client."""
     me = greeting(IDENTITY)
     good = packet(("", "", wire.Hello()))
     cases = [
@@ -174,7 +176,7 @@ def test_a_packet_arrives_in_any_pieces() -> None:
 
 
 def test_a_length_alone_takes_little_memory() -> None:
-    """A length of 80 MiB allocates 1 MiB; more is allocated as the bytes arrive."""
+    """A packet that announces 80 MiB allocates 1 MiB at first, and more as its bytes arrive."""
     server = TcpTransport("broker-1", listen=LOCAL, tuning=Tuning(stalled_ms=200))
     with opened(server):
         stranger = Raw(server, greeting(IDENTITY) + (80 << 20).to_bytes(4, "big") + b"\0" * 70_000)
@@ -214,7 +216,7 @@ def test_strangers_do_not_use_up_the_descriptors(monkeypatch: pytest.MonkeyPatch
     client = TcpTransport("client-1")
     with opened(server, client):
         assert server._door is not None
-        monkeypatch.setattr(server._door.crowd, "_limit", lambda: 0)  # 64 connections remain
+        monkeypatch.setattr(server._door.crowd, "_limit", lambda: 0)  # 64 connections stay allowed
         raws = [Raw(server) for _ in range(100)]
         until(lambda: server.turned_away >= 68, server)
         assert raws[0].is_closed()
@@ -312,7 +314,7 @@ def test_a_wrong_endpoint_is_refused(listen: str) -> None:
 def pair(
     authority: Authority, client: str = "alice", node: str = "client-1"
 ) -> tuple[TcpTransport, TcpTransport, list[tuple[str, str]]]:
-    """A broker and a client that knows it, and the refusals of the broker."""
+    """A broker, a client that knows the broker, and the broker's refusals."""
     refused: list[tuple[str, str]] = []
     server = TcpTransport(
         "broker-1",

@@ -1,9 +1,9 @@
 """``pymq demo``: sends a year of flights through an embedded queue; a group of workers counts.
 
 The demo may be interrupted or killed and run again: each flight is sent once and counted once. The
-producer has a name, so the queue remembers its sequence in each partition, and the producer resumes
-there. The workers save their counts in a topic, together with the counted offsets, and acknowledge
-only afterwards. If records are redelivered, a worker recognises them by their offsets.
+producer has a name, so the queue remembers the producer's sequence in each partition, and the
+producer resumes there. The workers save their counts in a topic, together with the counted offsets,
+and acknowledge only afterwards. A worker recognises redelivered records by their offsets.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Run the demo; returns 1 if the counts differ from a direct computation."""
+    """Run the demo; return 1 if the counts differ from a direct computation."""
     if not 1 <= args.workers <= PARTITIONS:
         raise ConfigError(f"--workers {args.workers}: choose from 1 to {PARTITIONS}")
     if args.quick is not None and args.quick < 1:
@@ -103,12 +103,12 @@ class Demo:
         self._show = show
         self._stop = threading.Event()
         self._ends = [0] * PARTITIONS  # ends of the partitions of the topic
-        self._produced = 0  # flights that are known to be in the topic
+        self._produced = 0  # acknowledged flights
         self._tallies = [FlightTally() for _ in range(PARTITIONS)]
         self._locks = [threading.Lock() for _ in range(PARTITIONS)]
 
     def run(self, folder: str) -> dict[str, Any]:
-        """Produce and consume; returns counts and times."""
+        """Produce and consume; return counts and times."""
         mq = self._attend(lambda: pymq.open(folder))
         try:
             self._attend(lambda: self._prepare(mq))
@@ -162,7 +162,7 @@ class Demo:
         return result[0]
 
     def sent(self) -> list[Flight]:
-        """Return the flights in the topic: the first ones for each partition."""
+        """Return the flights that are in the topic now: in each partition, the first ones sent."""
         seen, found = [0] * PARTITIONS, []
         for flight in self._flights:
             at = key_partition(flight.carrier.encode(), PARTITIONS)
@@ -177,7 +177,7 @@ class Demo:
         """Create the topics and load the state of an earlier run."""
         mq.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
         # Only the newest tally of a key counts, so the topic is compacted. A tally must survive a
-        # power failure, because its records are then acknowledged.
+        # power failure, because the worker acknowledges the counted records after writing it.
         mq.create_topic(
             SAVED, partitions=PARTITIONS, cleanup_policy="compact", fsync="always", exist_ok=True
         )
@@ -202,7 +202,7 @@ class Demo:
                 carrier = flight.carrier
                 index = indexes[carrier]
                 if there[index]:
-                    there[index] -= 1  # flights that an earlier run has sent
+                    there[index] -= 1  # do not send flights that an earlier run has sent
                     continue
                 if self._stop.is_set():
                     break

@@ -162,8 +162,8 @@ class Count:
 class FlightTally:
     """The counts of one partition, with the counted offsets.
 
-    A record may be redelivered, for example after a crash. The tally and its offsets are saved in
-    one record, so each flight is counted exactly once.
+    The group may redeliver records, for example after a crash. One record holds both the tally and
+    its offsets, so each flight is counted exactly once.
     """
 
     def __init__(self, saved: bytes | None = None) -> None:
@@ -194,7 +194,7 @@ class FlightTally:
     def take(self, base_offset: int, values: Sequence[bytes]) -> int:
         """Count the records from *base_offset* on, each record only once.
 
-        Returns the number of new ones.
+        Returns the number of records that were not counted before.
         """
         new = 0
         for start, end in self._missing(base_offset, base_offset + len(values)):
@@ -237,7 +237,7 @@ def _joined(spans: Iterable[Range]) -> list[Range]:
 
 
 def summaries(tallies: Iterable[FlightTally]) -> dict[str, Summary]:
-    """Return the summaries by carrier; the key ``""`` has that of all flights."""
+    """Return the summaries by carrier; the key ``""`` has the summary of all flights."""
     counts: dict[str, Count] = {"": Count()}
     for tally in tallies:
         for name, count in tally.carriers.items():

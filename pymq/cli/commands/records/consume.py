@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Print records; returns 130 if interrupted before the end."""
+    """Print records; return 130 if interrupted before the end."""
     place = parse_place(args.start or "earliest")
     if args.max is not None and args.max < 1:
         raise ConfigError(f"--max {args.max}: choose at least 1")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 def _print(
     source: Source, write: Format, with_headers: bool, limit: int, interrupt: Interrupt
 ) -> int:
-    """Print up to *limit* records; returns the number printed."""
+    """Print up to *limit* records; return the number printed."""
     out, count = sys.stdout.buffer, 0
     while count < limit and not interrupt.is_asked:
         records = source.take(min(CHUNK, limit - count))
@@ -87,7 +87,7 @@ def _print(
 
 
 def _write(out: BinaryIO, data: bytes) -> None:
-    """Write all bytes: one call on unbuffered stdout may write only a part of them."""
+    """Write all bytes: one call on unbuffered stdout may write only a part of the bytes."""
     rest = memoryview(data)
     while rest:
         rest = rest[out.write(rest) :]
@@ -97,7 +97,7 @@ class Source(Protocol):
     """The source of the records to print."""
 
     def take(self, limit: int) -> list[pymq.Record] | None:
-        """Return some records, or none after a timeout; None at the end."""
+        """Return some records, or an empty list after a timeout; None at the end."""
 
     def done(self, records: list[pymq.Record]) -> None:
         """Note that *records* have been printed."""
@@ -113,7 +113,8 @@ def _source(mq: pymq.Client, args: argparse.Namespace, place: OffsetArg) -> Iter
         return
     parts = {part.name: part for part in mq.describe_topic(args.topic).partitions}
     for name in args.partition or ():
-        mq.questions.partition_name(args.topic, name)  # raises with the names that exist
+        # raises an error that lists the existing names
+        mq.questions.partition_name(args.topic, name)
     wanted = {name: part for name, part in parts.items() if name in (args.partition or parts)}
     only = next(iter(wanted)) if len(wanted) == 1 else None
     with mq.consumer(args.topic, mode="psb", partition=only, offset="end") as consumer:
@@ -136,7 +137,9 @@ class MemberSource:
         self._is_over = False
 
     def take(self, limit: int) -> list[pymq.Record] | None:
-        """Return some records; None once all records that existed at the start are done."""
+        """Return some records; None once the group is done with all records that existed at the
+        start.
+        """
         if self._is_over:
             return None
         records = self._consumer.poll(limit, timeout=POLL_S)
@@ -166,7 +169,7 @@ class ReaderSource:
         self._ends = ends
 
     def take(self, limit: int) -> list[pymq.Record] | None:
-        """Return some records; None when all ends are reached."""
+        """Return some records; None once the reader has reached all ends."""
         ends, consumer = self._ends, self._consumer
         if ends is None:
             return consumer.poll(limit, timeout=POLL_S)
@@ -176,7 +179,8 @@ class ReaderSource:
         for record in records:
             self._at[record.partition] = record.offset + 1
         if not records:
-            # Compaction leaves gaps, also before the end; the reader's position is after them.
+            # Compaction leaves gaps, even just before the end; the reader's position is after these
+            # gaps.
             for name in self._at:
                 self._at[name] = max(self._at[name], consumer.position(name))
         return [record for record in records if record.offset < ends[record.partition]]

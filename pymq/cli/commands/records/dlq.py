@@ -95,7 +95,8 @@ def _show(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         found = mq.dead_letters(args.topic, _where(args))
         letters = list(islice(found, args.max))
-        rest = 0 if show.is_json else _count(found)  # read, and not kept: there may be millions
+        # count the letters without keeping them: there may be millions
+        rest = 0 if show.is_json else _count(found)
     if show.is_json:
         show.result({"letters": [as_json(letter) for letter in letters]})
         return OK

@@ -45,7 +45,7 @@ class Found:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Explain a record; returns 1 if there is none at that offset."""
+    """Explain a record; return 1 if there is no record at that offset."""
     if args.offset < 0:
         raise ConfigError(f"OFFSET {args.offset}: offsets begin at 0")
     with opened(args) as mq:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 def _described(mq: pymq.Client, topic: str, name: str) -> PartitionDescription:
-    """Describe a partition, repeatedly if no replica has reported, for up to READ_S seconds."""
+    """Describe a partition; while no replica has reported, repeat this for up to READ_S seconds."""
     until = time.monotonic() + READ_S
     while True:
         (part,) = [part for part in mq.describe_topic(topic).partitions if part.name == name]
@@ -126,7 +126,7 @@ def block_of(part: PartitionDescription, offset: int) -> BlockDescription | None
 def _read(
     mq: pymq.Client, topic: str, partition: str, offset: int
 ) -> tuple[Found | None, str | None]:
-    """Read the record; None if there is none, with the reason if it cannot be read."""
+    """Return the record or None, and the reason if the record cannot be read."""
     try:
         with mq.consumer(topic, mode="psb", partition=partition, offset=offset) as consumer:
             until = time.monotonic() + READ_S

@@ -53,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Send all lines; returns 130 if interrupted, after all sent records are acknowledged."""
+    """Send all lines; after an interrupt, wait for the acknowledgements and return 130."""
     headers = _headers(args.header)
     if args.format == "json" and (args.key_separator or headers):
         raise ConfigError("records as JSON have keys and headers of their own")
@@ -87,7 +87,7 @@ def _check(mq: pymq.Client, args: argparse.Namespace) -> None:
     """Check that records could be sent; called if no record was sent.
 
     Raises:
-        PymqError: they could not be sent.
+        PymqError: records could not be sent.
     """
     mq.describe_topic(args.topic)
     if args.partition is not None:
@@ -100,7 +100,7 @@ def _headers(pairs: list[str]) -> list[tuple[str, bytes]]:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigError(f"--header {pair!r} is not NAME=VALUE")
-        found.append((name, os.fsencode(text)))  # keeps the bytes of the argument unchanged
+        found.append((name, os.fsencode(text)))  # recovers the exact bytes of the argument
     return found
 
 
@@ -115,7 +115,7 @@ def _tell(topic: str, sent: dict[str, Any], show: Show) -> None:
 
 
 class _Input:
-    """Reads lines as they arrive; for a file the total size is known."""
+    """Reads lines as they arrive; for a file, the total size is known."""
 
     def __init__(self, path: str | None, interrupt: Interrupt) -> None:
         self._path = path
@@ -123,7 +123,7 @@ class _Input:
         self._file = -1
         self.size: int | None = None  # bytes, for a file
         self.taken = 0
-        # whether the values are typed at a terminal, where no progress bar is shown
+        # whether a user types the values at a terminal: then there is no progress bar
         self.is_typed = False
 
     def __enter__(self) -> _Input:
@@ -156,7 +156,7 @@ class _Input:
                 raise InvalidRequest(f"a line has more than {size_text(LINE_MAX)}")
             if lines:
                 yield [line.removesuffix(b"\r") for line in lines]
-        if rest and not self._interrupt.is_asked:  # drop an incomplete line
+        if rest and not self._interrupt.is_asked:  # after an interrupt, drop an incomplete line
             yield [rest]
 
     def _read(self) -> bytes:

@@ -66,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Keep the table until an interrupt; a second run goes on where this one ends."""
+    """Keep the table until an interrupt; a second run continues where this run ends."""
     try:
         from pymq.table.view import table_view
     except ImportError as error:

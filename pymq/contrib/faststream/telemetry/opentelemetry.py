@@ -1,7 +1,7 @@
 """Traces and metrics of handlers and publishers, by OpenTelemetry.
 
-Spans follow a message from its publisher through its handlers. Those of pymq's own client, below,
-are :mod:`pymq.otel`.
+Spans follow a message from its publisher through its handlers. :mod:`pymq.otel` has the spans of
+pymq's own client below.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SYSTEM = "pymq"
 class PymqTelemetryMiddleware(TelemetryMiddleware[PymqPublishCommand]):
     """Traces messages: ``PymqBroker(url, middlewares=[PymqTelemetryMiddleware()])``.
 
-    It needs ``pip install opentelemetry-sdk``.
+    The middleware needs ``pip install opentelemetry-sdk``.
 
     Args:
-        include_messages_counters: count messages, beside their durations.
+        include_messages_counters: count messages, in addition to durations.
         options: those of FastStream's other telemetry middlewares: ``tracer_provider``,
             ``meter_provider``, ``meter``.
     """
@@ -44,7 +44,7 @@ class MessageAttributes(TelemetrySettingsProvider[Any]):
     messaging_system = SYSTEM
 
     def get_consume_attrs_from_message(self, msg: StreamMessage[Any]) -> dict[str, Any]:
-        """Return the attributes of a message that is handled."""
+        """Return the attributes of a received message."""
         raw = msg.raw_message
         records = (raw,) if isinstance(raw, Record) else raw
         found = {
@@ -61,12 +61,12 @@ class MessageAttributes(TelemetrySettingsProvider[Any]):
         return found
 
     def get_consume_destination_name(self, msg: StreamMessage[Any]) -> str:
-        """Return the topic of a message that is handled."""
+        """Return the topic of a received message."""
         raw = msg.raw_message
         return raw.topic if isinstance(raw, Record) else raw[0].topic
 
     def get_publish_attrs_from_cmd(self, cmd: PublishCommand) -> dict[str, Any]:
-        """Return the attributes of a message that is sent."""
+        """Return the attributes of a sent message."""
         return {
             "messaging.system": SYSTEM,
             "messaging.destination.name": cmd.destination,
@@ -74,7 +74,7 @@ class MessageAttributes(TelemetrySettingsProvider[Any]):
         }
 
     def get_publish_destination_name(self, cmd: PublishCommand) -> str:
-        """Return the topic of a message that is sent."""
+        """Return the topic of a sent message."""
         return cmd.destination
 
 

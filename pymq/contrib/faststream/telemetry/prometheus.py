@@ -17,8 +17,8 @@ from pymq.core.batch.record import Record
 class PymqPrometheusMiddleware(PrometheusMiddleware[Raw, PymqPublishCommand]):
     """Counts messages: ``PymqBroker(url, middlewares=[PymqPrometheusMiddleware(registry=...)])``.
 
-    Metrics of pymq itself, as the lag of groups, are :mod:`pymq.metrics`. It needs
-    the extra ``metrics``.
+    :mod:`pymq.metrics` has metrics of pymq itself, such as the lag of groups. This class needs the
+    extra ``metrics``.
 
     Args:
         registry: a ``CollectorRegistry`` of ``prometheus_client``.
@@ -31,7 +31,7 @@ class PymqPrometheusMiddleware(PrometheusMiddleware[Raw, PymqPublishCommand]):
 
 
 class MessageLabels(MetricsSettingsProvider[Any]):
-    """What is counted of a message, and its labels."""
+    """The counts of a message, and their labels."""
 
     messaging_system = "pymq"
 
@@ -46,7 +46,7 @@ class MessageLabels(MetricsSettingsProvider[Any]):
         }
 
     def get_publish_destination_name_from_cmd(self, cmd: PublishCommand) -> str:
-        """Return the topic of a message that is sent."""
+        """Return the topic of a sent message."""
         return cmd.destination
 
 

@@ -10,7 +10,8 @@ Values of records and of headers may be null, which pymq does not have. A record
 is a deletion, which pymq marks with the header ``pymq.tombstone``. A null value of a header is read
 as an empty value.
 
-Most varints have one byte, so :func:`decode` reads those in line: 0.45 instead of 1.5 us a record.
+Most varints have one or two bytes, so :func:`decode` reads those in line: 0.45 instead of 1.5 us a
+record. In a batch of 9,000 records of 100 bytes, three of a record's numbers have two bytes.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ def _decode(data: bytes, position: int, count: int) -> tuple[KafkaRecords, int]:
         if length < 128:
             position += 1
             length = (length >> 1) ^ -(length & 1)
+        elif (high := data[position + 1]) < 128:
+            position += 2
+            length = length & 127 | high << 7
+            length = (length >> 1) ^ -(length & 1)
         else:
             length, position = _number(data, position)
         end = position + length
@@ -125,12 +130,20 @@ def _decode(data: bytes, position: int, count: int) -> tuple[KafkaRecords, int]:
         if number < 128:
             position += 1
             add_time((number >> 1) ^ -(number & 1))
+        elif (high := data[position + 1]) < 128:
+            position += 2
+            number = number & 127 | high << 7
+            add_time((number >> 1) ^ -(number & 1))
         else:
             number, position = _number(data, position)
             add_time(number)
         number = data[position]
         if number < 128:
             position += 1
+            add_offset((number >> 1) ^ -(number & 1))
+        elif (high := data[position + 1]) < 128:
+            position += 2
+            number = number & 127 | high << 7
             add_offset((number >> 1) ^ -(number & 1))
         else:
             number, position = _number(data, position)
@@ -149,6 +162,10 @@ def _decode(data: bytes, position: int, count: int) -> tuple[KafkaRecords, int]:
         number = data[position]
         if number < 128:
             position += 1
+            number = (number >> 1) ^ -(number & 1)
+        elif (high := data[position + 1]) < 128:
+            position += 2
+            number = number & 127 | high << 7
             number = (number >> 1) ^ -(number & 1)
         else:
             number, position = _number(data, position)

@@ -14,6 +14,8 @@ from pymq.core.group.classic.member import JoinedMember
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.lease_manager import GroupContext
 from pymq.core.group.leases import Leases
+from pymq.core.group.reconciled.codes import ReconciledCode
+from pymq.core.group.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.request_validation import ClassicRequest
 from pymq.core.message import (
     BeatClassic,
@@ -30,7 +32,7 @@ from pymq.core.message import (
 )
 from pymq.core.observe.coverage import mark
 from pymq.core.time.timer_heap import TimerHeap
-from pymq.errors import GroupLimitReached, InvalidRequest, PymqError
+from pymq.errors import GroupLimitReached, PymqError
 
 SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
 
@@ -38,25 +40,17 @@ SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
 class ClassicCoordinator:
     """The classic groups of one coordinator."""
 
-    def __init__(self, context: GroupContext) -> None:
+    def __init__(self, context: GroupContext, reconciled: ReconciledCoordinator) -> None:
         self.groups: dict[str, ClassicGroup] = {}
         self.timers: TimerHeap[str] = TimerHeap()
         self._context = context
+        self._reconciled = reconciled  # groups with members of the other kind of Kafka's clients
         self._now = 0  # of the request at hand
 
     def has_members(self, group: str) -> bool:
         """Whether Kafka's clients are members of a group, or about to be."""
         found = self.groups.get(group)
         return found is not None and bool(found.members or found.pending)
-
-    def check_free(self, group: str) -> None:
-        """Check that a group has no members of this kind.
-
-        Raises:
-            InvalidRequest: the group has such members.
-        """
-        if self.has_members(group):
-            raise InvalidRequest(f"group {group!r} has members that are Kafka's clients")
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -106,7 +100,7 @@ class ClassicCoordinator:
         code = ClassicCode.NONE
         if not 1 <= m.session_ms <= SESSION_MAX_MS:
             code = ClassicCode.INVALID_SESSION_TIMEOUT
-        elif there is not None and there.members:
+        elif (there is not None and there.members) or self._reconciled.has_members(m.group):
             mark("classic.other_kind")
             code = ClassicCode.INCONSISTENT_GROUP_PROTOCOL
         if code:
@@ -225,7 +219,9 @@ class ClassicCoordinator:
             self._context.offsets.changed(m.group, each.topic, each.partition)
         self._context.offsets.answer(source, ClassicDone(m.id), durable=False)
 
-    def _may_commit(self, m: CommitClassic) -> ClassicCode:
+    def _may_commit(self, m: CommitClassic) -> ClassicCode | ReconciledCode:
+        if self._reconciled.has_members(m.group):
+            return self._reconciled.commit_code(m)
         group, there = self.groups.get(m.group), self._context.groups.get(m.group)
         if m.generation < 0 and not m.member:
             is_free = not self.has_members(m.group) and (there is None or not there.members)

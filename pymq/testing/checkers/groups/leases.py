@@ -32,7 +32,7 @@ Shared = tuple[str, str, str]  # group, topic, partition
 
 @define
 class LeaseGrant:
-    """Records that are leased to a member."""
+    """Records that a member has leased."""
 
     start: int
     end: int
@@ -42,7 +42,9 @@ class LeaseGrant:
 
 @define
 class Done:
-    """The confirmed acknowledgements of a group in a partition, known to later coordinators."""
+    """The confirmed acknowledgements of a group in a partition; later coordinators must
+    know them.
+    """
 
     ranges: list[Range] = Factory(list)
     coordinator: GroupCoordinator | None = None  # the latest coordinator
@@ -52,17 +54,19 @@ class Done:
     losses: int = 0  # how often visible records of that partition were lost, as weak modes allow
 
     def add(self, span: Range) -> None:
-        """Note that these offsets were confirmed."""
+        """Note that a coordinator has confirmed the acknowledgement of these offsets."""
         self.ranges.append(span)
         if len(self.ranges) > 64:
             self.ranges = joined(self.ranges)
 
     def forget(self, losses: int) -> None:
-        """Forget acknowledgements confirmed before the offsets topic lost records."""
+        """Forget the acknowledgements from before a loss of records of the offsets topic."""
         self.ranges, self.committed, self.losses = [], 0, losses
 
     def pass_on(self, coordinator: GroupCoordinator, epoch: int, *, is_cut: bool) -> None:
-        """Let a new coordinator start with the written state, which may lack acknowledgements."""
+        """Note a new coordinator, which starts with the written state; with *is_cut* some ranges
+        are missing there.
+        """
         if is_cut:
             kept = [(a, min(b, self.committed)) for a, b in self.ranges if a < self.committed]
             self.ranges = kept
@@ -70,18 +74,18 @@ class Done:
 
 
 class GenerationRules:
-    """The current topic of each name that a group consumes.
+    """Knows the current topic of each name that a group consumes.
 
     A topic that is created again has a later id.
 
-    A checker must not apply its knowledge of the old topic to the new one.
+    A checker must not apply its knowledge of a deleted topic to a new topic of that name.
     """
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str], str] = {}  # topic ids by group and topic
 
     def is_new(self, join: Join) -> bool:
-        """Whether *join* is the first one for a topic that was created again."""
+        """Whether *join* is the first join for a topic that was created again."""
         known = self._ids.get((join.group, join.topic), "")
         if join.topic_id > known:
             self._ids[join.group, join.topic] = join.topic_id
@@ -95,15 +99,15 @@ class GenerationRules:
 class LeaseRules(Checker):
     """A record is leased to one live member at a time, and never after a confirmed ack.
 
-    The next coordinator knows all confirmed acknowledgements, with two exceptions: those that the
-    replicas' disks lost in a mode without syncs, and ranges above the committed offset beyond the
-    limit of ranges. A former leader that does not know its successor may lease records whose
-    acknowledgement the successor has confirmed.
+    The next coordinator knows all confirmed acknowledgements, with two exceptions: acknowledgements
+    that the replicas' disks lost in a mode without syncs, and, above the committed offset, ranges
+    beyond the limit of their number. A former coordinator that does not know of its successor may
+    lease records whose acknowledgement the successor has confirmed.
 
-    The checker takes from the logs which records have keys, not from the members' reports. Keyed
-    records go to the member with the partition; if the partition moves, the next member gets them
-    once the former one has finished its own. A member that accepts unkeyed records does not wait
-    while there is one.
+    The logs show the checker which records have keys; it does not rely on the members' reports.
+    Records with keys go to the member with the partition; if the partition moves, the next member
+    gets records once the former member has finished its own. A member that accepts records without
+    keys does not wait while such a record is available.
     """
 
     rules = (
@@ -121,15 +125,15 @@ class LeaseRules(Checker):
         super().__init__(watch)
         self._joined: dict[tuple[str, str], Join] = {}  # the last Join, by group and member
         self._generations = GenerationRules()
-        # By address and request: the request, and the time when it came.
+        # by address and request: the request, and the time when it came
         self._acquires: dict[tuple[str, int], tuple[Acquire, int]] = {}
-        # Each with the committed offset of each partition at that time.
+        # Settle requests, each with the committed offsets of its partitions at that time
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._grants: dict[tuple[str, Shared], list[LeaseGrant]] = {}  # granted leases, by broker
         self._done: dict[Shared, Done] = {}
-        # Coordinators that wrote fewer ranges than they knew, because of the limit.
+        # Coordinators that wrote fewer ranges than they knew, because of the limit of their number.
         self._cut: set[tuple[GroupCoordinator | None, Shared]] = set()
-        # number of acknowledged records that other members hold, by Settle request
+        # by Settle request: how many of its acknowledged records other members hold
         self._not_theirs: dict[tuple[str, int], int] = {}
 
     def on_death(self, process: Process) -> None:
@@ -137,10 +141,10 @@ class LeaseRules(Checker):
             del self._grants[key]
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
-        """Note that a coordinator writes all that it knows, except ranges beyond the limit.
+        """Note a coordinator's write, which contains all its ranges except those beyond the limit.
 
-        When the coordinator answers, it may know fewer ranges, because retention has removed some
-        records.
+        Do this at the write: when the coordinator answers, it may know fewer ranges, because
+        retention has removed some records.
         """
         block, broker = log.block, self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((block.topic_id, block.partition))
@@ -161,7 +165,7 @@ class LeaseRules(Checker):
                 self._joined[group, member] = message
                 broker, now = process.broker, process.clock()
                 if broker is None or not probe.is_member(broker, group, member, now):
-                    self._left(process, group, member)  # the member joins again and has no leases
+                    self._left(process, group, member)  # a member that joins again has no leases
             case Leave(group=group, member=member):
                 self._left(process, group, member)
             case Acquire(id=id, group=group, member=member, known=known):
@@ -205,7 +209,7 @@ class LeaseRules(Checker):
     def _overtaken(
         self, host: BrokerHost, group: str, member: str, partition: str, start: int
     ) -> None:
-        """Note that retention has removed the records before *start*, and their leases."""
+        """Note that retention has removed the records before *start*, and so their leases."""
         if start:
             grants = self._held(host, group, member, partition)
             grants[:] = [grant for grant in grants if grant.end > start]
@@ -223,7 +227,7 @@ class LeaseRules(Checker):
         return self._grants.setdefault((host.name, (group, join.topic, partition)), [])
 
     def _follow(self, host: BrokerHost, shared: Shared) -> Done | None:
-        """Return which acknowledgements the coordinator on *host* must know.
+        """Return the acknowledgements that the coordinator on *host* must know.
 
         None if the coordinator has loaded nothing yet, or if there was another coordinator since.
         """
@@ -256,7 +260,9 @@ class LeaseRules(Checker):
         return committed
 
     def _count_others(self, host: BrokerHost, source: str, m: Settle) -> None:
-        """Return how many acknowledged records another member leases now: they are refused."""
+        """Count the acknowledged records that another member leases now; the coordinator must
+        refuse them.
+        """
         members = probe.members(host.broker, m.group) or () if host.broker is not None else ()
         found, now = 0, host.clock()
         for partition, (start, end) in m.acks:
@@ -314,7 +320,8 @@ class LeaseRules(Checker):
                 is_held = grant.member in members and grant.until > now
                 is_anothers = is_held and grant.member != acquire.member and owners is not None
                 if acquire.shares is None and owners is not None and grant.member in owners:
-                    is_anothers = False  # that coordinator does not know which records have keys
+                    # the coordinator of the lease does not know which records have keys
+                    is_anothers = False
                 if is_anothers and has_keys and self._has_keys(name, grant.start, grant.end):
                     self.fail(
                         "handover-waits",
@@ -341,14 +348,16 @@ class LeaseRules(Checker):
             grants.append(LeaseGrant(lease.start, lease.end, acquire.member, until))
 
     def _asks_again(self, peer: str, acquire: Acquire) -> bool:
-        """Whether a later request of the same member has arrived, which ends this one's wait."""
+        """Whether a later request of the same member has arrived, which ends the wait of this
+        request.
+        """
         return any(
             source == peer and request > acquire.id and later.member == acquire.member
             for (source, request), (later, _) in self._acquires.items()
         )
 
     def _idle(self, host: BrokerHost, acquire: Acquire, m: Acquired) -> None:
-        """Check an answer without leases: no record may be available then."""
+        """Check an answer without leases: no record may have been available."""
         join = self._joined.get((acquire.group, acquire.member))
         is_free = acquire.shares and acquire.max_records > 0 and acquire.max_wait_ms > 0
         if m.error is not None or join is None or not is_free or host.broker is None:
@@ -365,7 +374,7 @@ class LeaseRules(Checker):
         """Whether any of these records has a key, by the header of its batch.
 
         None if visible records were lost, as weak settings allow: other records have these offsets
-        now. Also None if compaction has removed some, because those may have had keys.
+        now. Also None if compaction has removed some records, because those may have had keys.
         """
         found: bool | None = False
         history = self.watch.history_of(*name)

@@ -19,19 +19,19 @@ RANGES_MAX = 32  # acknowledged ranges that are stored as they arrived
 
 @value
 class Confirmed:
-    """A committed offset that was confirmed to a member."""
+    """A committed offset that a coordinator has confirmed to a member."""
 
     offset: int
     epoch: int  # epoch of the offsets partition
-    losses: int  # number of losses of the partition's visible records at that time
+    losses: int  # how often visible records of that partition had been lost then
 
 
 class OffsetRules(Checker):
-    """A committed offset covers only acknowledged records, and never goes back, whoever
-        coordinates.
+    """A committed offset covers only acknowledged records, and never decreases, even under another
+    coordinator.
 
     Confirmed offsets are in the log of the offsets partition, so the next coordinator knows them,
-    except those that disks lost in a mode without syncs.
+    except offsets that disks lost in a mode without syncs.
     """
 
     rules = ("group-offset-monotone", "offset-covers-acks", "confirmed-offset-survives")
@@ -40,14 +40,13 @@ class OffsetRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        # By coordinator, because the next one does not know acknowledgements that are not written
-        # yet.
+        # by coordinator, because the next coordinator does not know unwritten acknowledgements
         self._offsets: dict[tuple[GroupCoordinator, Shared], int] = {}
         self._joined: dict[tuple[str, str], str] = {}  # topics, by group and member
         self._generations = GenerationRules()
         self._acked: dict[Shared, list[Range]] = {}
         self._confirmed: dict[Shared, Confirmed] = {}
-        # requests that are not confirmed yet
+        # requests without a confirmation so far
         self._settles: dict[tuple[str, int], dict[Shared, Confirmed]] = {}
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -100,8 +99,8 @@ class OffsetRules(Checker):
         shares = {partition: (m.group, topic, partition) for partition, _ in m.acks}
         for partition, span in m.acks:
             self._cover(shares[partition], span)
-        # The coordinator may answer only the repetition of a request. That answer confirms no more
-        # than an answer to the first request could have confirmed.
+        # Use the first arrival of a request: if the coordinator answers only its repetition, that
+        # answer confirms no more than an answer to the first one would have.
         if m.id and host.broker is not None and (source, m.id) not in self._settles:
             self._settles[source, m.id] = {
                 shared: attrs.evolve(found, offset=self._reached(found.offset, m, partition))
@@ -110,14 +109,18 @@ class OffsetRules(Checker):
             }
 
     def _reached(self, offset: int, m: Settle, partition: str) -> int:
-        """Return the lowest committed offset if all of *m* is accepted."""
+        """Return the lowest committed offset that is possible once the coordinator has accepted all
+        of *m*.
+        """
         for start, end in joined([span for name, span in m.acks if name == partition]):
             if start <= offset < end:
                 offset = end
         return offset
 
     def _known(self, host: BrokerHost, shared: Shared) -> Confirmed | None:
-        """Return the offset that was seen last: it is written before *m* is confirmed."""
+        """Return the last known offset; the coordinator writes it before it confirms a new
+        request.
+        """
         assert host.broker is not None
         for coordinator in probe.coordinators(host.broker):
             offset = self._offsets.get((coordinator, shared))

@@ -1,4 +1,4 @@
-"""Rules about records that a member has returned to its group: when they come again."""
+"""Rules about the redelivery of records that a member has returned to its group."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.nodes import BrokerHost
 from pymq.testing.simulation.process import Process
 
-TOLERANCE_US = 2_000  # two clocks of whole milliseconds
+TOLERANCE_US = 2_000  # rounding of two clocks with whole milliseconds
 
 
 @value
 class Returned:
-    """Records that a member has returned, and that nobody has got since."""
+    """Records that a member has returned, and that no member has received since."""
 
     start: int
     end: int
-    deliveries: int  # as of then
+    deliveries: int  # number of deliveries when the member returned them
     coordinator: GroupCoordinator
-    due_ms: int  # by the clock of that coordinator's broker
-    due_us: int  # by true time
-    settle: tuple[str, int]  # the request
-    epoch: int  # of the offsets partition
-    is_confirmed: bool = False  # so the next coordinator knows it
-    losses: int = 0  # of the offsets partition when it was confirmed
+    due_ms: int  # end of the delay, by the clock of the coordinator's broker
+    due_us: int  # end of the delay, by true time
+    settle: tuple[str, int]  # the request that returned the records
+    epoch: int  # leader epoch of the offsets partition at that time
+    is_confirmed: bool = False  # True: the next coordinator knows of the return
+    losses: int = 0  # how often that partition had lost visible records at the confirmation
 
 
 class ReturnedRules(Checker):
     """A returned record comes again when its delay is over, and counts one delivery more.
 
-    So a backoff never shortens: it depends on the deliveries. A coordinator that has confirmed a
-    return obeys its own clock, however that runs. The next coordinator knows the time of day at
-    which the delay ends: the rule holds for it if all clocks were right, unless disks have lost
-    offsets, or it was more than a coordinator writes.
+    So a backoff never becomes shorter: its length depends on the deliveries. The coordinator that
+    has confirmed a return measures the delay by its own clock, right or wrong. The next coordinator
+    knows the time of day at which the delay ends. The rule holds for that coordinator if all clocks
+    were right, unless disks have lost offsets, or there were more ranges than a coordinator writes.
     """
 
     rules = ("backoff-is-waited", "deliveries-are-counted")
@@ -100,7 +100,7 @@ class ReturnedRules(Checker):
         if broker is None or topic is None or not probe.is_member(broker, m.group, m.member, now):
             return
         if probe.address(broker, m.group, m.member) != source:
-            return  # The coordinator refuses it.
+            return  # The coordinator refuses this return.
         acked = {(partition, span) for partition, span in m.acks}
         for partition, span, delay in m.nacks:
             shared = m.group, topic, partition
@@ -146,7 +146,7 @@ class ReturnedRules(Checker):
             return
         if isinstance(message, Settled) and message.error is None:
             if self._returned and process.broker is not None:
-                # The broker wrote the ranges that it had before the append, which was later.
+                # The broker has written the ranges that it had before this append.
                 self._drop_unwritten(process.broker)
             self._confirmed(peer, message)
         elif isinstance(message, Acquired):
@@ -158,7 +158,9 @@ class ReturnedRules(Checker):
                     self._check(process, shared, each, lease)
 
     def _overlapping(self, shared: Shared, lease: Lease) -> list[Returned]:
-        """Take what was returned out of the books as far as a lease covers it."""
+        """Remove the part that *lease* covers from the returned records, and return the affected
+        entries.
+        """
         found, rest = list[Returned](), list[Returned]()
         for each in self._returned.pop(shared, ()):
             if each.end <= lease.start or lease.end <= each.start:
@@ -193,7 +195,7 @@ class ReturnedRules(Checker):
             self.fail("deliveries-are-counted", f"{what} after {each.deliveries} deliveries")
 
     def _must_know(self, host: BrokerHost, coordinator: GroupCoordinator, each: Returned) -> bool:
-        """Whether another coordinator knows that records were returned, and until when."""
+        """Whether another coordinator must know of the return and of the end of its delay."""
         if any(broker.was_skewed for broker in self.watch.cluster.brokers.values()):
             return False
         is_kept = each.is_confirmed and each.losses == self._losses(coordinator)

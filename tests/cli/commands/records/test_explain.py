@@ -112,7 +112,9 @@ def test_an_offset_that_is_pymqs_own(remote: Queue, topic: str) -> None:
 
 
 def test_a_record_that_is_not_committed() -> None:
-    """The state of a record while the other replicas lag, and while there is no leader."""
+    """The command shows the state of a record while the other replicas lag, and while there is no
+    leader.
+    """
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, "a", 1, ("a", "b"), ("a",), 0, 5, 3, ())
     )

@@ -1,6 +1,7 @@
-"""Kafka's batches as body format 2: in, read by pymq, and out again; and pymq's own for Kafka.
+"""Kafka's batches as body format 2: pymq takes them in, reads them and returns them; and pymq's own
+batches are encoded for Kafka.
 
-aiokafka packs and unpacks the batches of these tests: an implementation that is not ours.
+aiokafka, an independent implementation, packs and unpacks the batches of these tests.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def test_what_is_no_sound_batch_is_refused(data: bytes, error: type[Exception], 
 
 
 def test_a_body_that_was_packed_wrongly_is_refused_or_can_be_read() -> None:
-    """Its CRC holds: the producer sent it like this."""
+    """The CRC of such a body is right, because the producer itself packed the body wrongly."""
     refused = 0
     for at in range(KAFKA_HEADER_SIZE, len(packed(ROWS))):
         try:
@@ -189,7 +190,7 @@ def test_a_body_that_was_packed_wrongly_is_refused_or_can_be_read() -> None:
         except InvalidRequest:
             refused += 1
             continue
-        assert len(batch.records()) == len(ROWS)  # only a value, a key, or a time has changed
+        assert len(batch.records()) == len(ROWS)  # the change affects only a value, a key or a time
     assert refused > len(ROWS)
 
 
@@ -208,6 +209,23 @@ def test_each_body_that_is_accepted_can_be_read(seed: int) -> None:
         except InvalidRequest:
             continue
         assert len(batch.records()) == len(ROWS) * 5
+
+
+EDGES = [limit + step for limit in (1 << 6, 1 << 13, 1 << 20) for step in (-1, 0)]
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_numbers_of_one_two_and_more_bytes_are_read(edge: int) -> None:
+    """Each length and each number of a record has as many bytes as it needs."""
+    times = [edge, -edge, -edge - 1, 0]
+    keys, values = [b"k" * edge, b"k", None, b""], [b"v", b"v" * edge, b"", b"v"]
+    offsets = [0, edge, edge + 1, 2 * edge]
+    body = records.encode(offsets, times, keys, values, [()] * 4)
+    found = records.decode(body, 4)
+    assert found == (offsets, times, keys, values, [()] * 4)
+    for end in range(max(0, len(body) - 20), len(body)):
+        with pytest.raises(CorruptBatch):
+            records.decode(body[:end], 4)
 
 
 def test_a_time_of_more_than_64_bits_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Classic groups, message by message: what Kafka's clients rely on in a rebalance."""
+"""Classic groups, message by message: the behaviour in a rebalance on which Kafka's clients
+rely.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ M = TypeVar("M")
 
 
 class Clients:
-    """Clients of one group; each is a source of its own, and its member is called after it."""
+    """Clients of one group; each has its own address, and its member has the client's name."""
 
     def __init__(self) -> None:
         self.host = Host()
         self.generation = 0
 
     def ask(self, source: str, request: Message, kind: type[M]) -> M | None:
-        """Send a request; returns the answer if there is one at once."""
+        """Send a request; return the answer if it comes at once."""
         self.host.coordinator.step(source, request, self.host.now)  # type: ignore[arg-type]  # the coordinator takes any request
         return self.answer(source, kind)
 
@@ -100,7 +102,9 @@ class Clients:
         return answer.codes[0]
 
     def two(self) -> int:
-        """Let two members reach a stable generation; returns it. ``a`` is the leader."""
+        """Let two members reach a stable generation, with ``a`` as the leader; return the
+        generation.
+        """
         self.join("a")
         self.sync("a", 1, a=b"all")
         assert self.join("b") is None
@@ -321,7 +325,7 @@ def test_offsets_are_those_of_pymqs_groups() -> None:
     assert (
         clients.commit("a", 2, ClassicOffset("t", "0", 7, "note"), ClassicOffset("t", "1", 9)) == 0
     )
-    loaded = Host(clients.host.log)  # as the next coordinator
+    loaded = Host(clients.host.log)  # the next coordinator loads the group
     (found,) = loaded.send("x", GetGroup(1, "g"))
     assert isinstance(found, GroupState)
     assert [(o.partition, o.committed, o.note) for o in found.offsets] == [
@@ -340,7 +344,7 @@ def test_commits_of_others_are_refused() -> None:
     assert clients.commit("a", 1, offset) == ClassicCode.ILLEGAL_GENERATION
     assert clients.commit("c", 2, offset) == ClassicCode.UNKNOWN_MEMBER_ID
     clients.join("c")
-    assert clients.commit("a", 2, offset) == 0  # it may commit until it joins again
+    assert clients.commit("a", 2, offset) == 0  # a member may commit until it joins again
 
 
 # --- two kinds of members, and takeovers --------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Groups whose coordinator assigns, and whose members reconcile (KIP-848)."""
