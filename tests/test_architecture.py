@@ -78,6 +78,7 @@ OWNERS = {
     "fastavro": "serde/",
     "faststream": "contrib/faststream/",
     "google": "serde/",
+    "isal": "spark/log/block_files.py",
     "kazoo": "coord/",
     "msgspec": "serde/",
     "opentelemetry": "otel.py",

@@ -178,7 +178,7 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports cramjam crc32c deltalake fastavro faststream google kazoo lz4 msgspec numpy "
+    "backports cramjam crc32c deltalake fastavro faststream google isal kazoo lz4 msgspec numpy "
     "opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab "
     "taskiq zmq"
 ).split()

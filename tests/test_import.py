@@ -20,7 +20,7 @@ NOT_BY_ANY_RECORD = set(
     """asyncio concurrent.futures email hashlib http logging pathlib shutil socket subprocess
     tempfile urllib.parse
     pymq.aio pymq.cli pymq.nodes.assembly pymq.nodes.remote pymq.nodes.service pymq.testing
-    pymq.core.batch.kafka.batch pymq.core.group.classic.coordinator pymq.kafka
+    pymq.core.batch.kafka.batch pymq.core.group.kafka.classic.coordinator pymq.kafka
     pymq.transport pymq.web pymq.client.consumer.consumer pymq.client.consumer.options
     pymq.client.admin.groups pymq.client.consumer.reader pymq.client.group.acknowledgements
     pymq.client.consumer.status pymq.client.group.group_member pymq.coord.address

@@ -32,7 +32,7 @@ _SOURCE = (
     *("startingOffsetsByTimestampStrategy", "failOnDataLoss"),
     *("maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "maxTasks"),
     *("minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger", "group"),
-    *("fetchMaxBytes", "valueMode"),
+    *("fetchMaxBytes", "valueMode", "splitPartitions", "rack"),
 )
 _STREAMS = (
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
@@ -128,6 +128,8 @@ class SourceOptions:
     group: str | None = None  # the group under whose name a stream publishes its progress
     values: ValueOptions = ValueOptions()
     is_stream: bool = False
+    splits_partitions: bool = True  # a long range of a partition is read by several tasks
+    rack: str | None = None  # replicas in this rack are read from if possible
 
 
 @value
@@ -278,6 +280,8 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
         group=_group(options, url),
         values=_values(options),
         is_stream=is_stream,
+        splits_partitions=options.flag("splitPartitions", default=not is_stream),
+        rack=options.text("rack"),
     )
 
 

@@ -25,6 +25,10 @@ class Range(NamedTuple):
         """The number of offsets."""
         return self.end - self.start
 
+    def is_before(self, other: Range) -> bool:
+        """Whether *other* continues this range."""
+        return other == self._replace(start=self.end, end=other.end)
+
 
 def limit(
     start: Mapping[Place, int], end: Mapping[Place, int], most: int | None

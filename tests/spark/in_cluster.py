@@ -48,7 +48,8 @@ def main(what: str, url: str, package: str, folder: str) -> None:
         builder = builder.config(name, setting)
     spark = builder.getOrCreate()
     pymq.spark.register(spark)
-    found = {"writes": writes, "queries": queries}[what](spark, url, folder)
+    programs = {"writes": writes, "queries": queries, "reads": reads}
+    found = programs[what](spark, url, folder)
     sys.stdout.write(json.dumps(found) + "\n")
     spark.stop()
 
@@ -74,6 +75,20 @@ def queries(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
         "batches": [max(each["batchId"] for each in query.recentProgress) for query in running],
         "errors": [str(query.exception()) for query in running if query.exception()],
     }
+
+
+def reads(spark: SparkSession, url: str, _: str) -> dict[str, Any]:
+    """Read a partition that is cut into four tasks; the executor of one dies in mid-read."""
+    source = spark.read.format("pymq").options(url=url, subscribe="long", maxTasks="4").load()
+    rows = source.select("offset").mapInArrow(kill_within, "offset long, attempt int")
+    found = rows.selectExpr(
+        "count(1) rows",
+        "sum(offset) sum",
+        "min(offset) first",
+        "max(offset) last",
+        "max(attempt) attempts",
+    )
+    return {"tasks": source.rdd.getNumPartitions(), **found.collect()[0].asDict()}
 
 
 def kill_an_executor(app: str, turn: int) -> int:
@@ -138,14 +153,31 @@ def hang_once(batches: Iterator[Any]) -> Iterator[Any]:
         time.sleep(0.1)  # Spark ends this process during the loop.
 
 
+def kill_within(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield some batches with the number of the attempt, and then kill the executor."""
+    import pyarrow as pa
+
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        attempt = pa.array([context.attemptNumber()] * len(batch), pa.int32())
+        yield pa.RecordBatch.from_arrays([batch["offset"], attempt], ["offset", "attempt"])
+        if number == 2 and is_first():
+            kill_this_executor()
+
+
 def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield all rows, and then kill the executor."""
     yield from batches
     if is_first():
-        with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
-            executor = int(file.read().rpartition(")")[2].split()[1])  # the parent of the daemon
-        os.kill(executor, signal.SIGKILL)
-        time.sleep(WAIT_S)  # Spark ends a task whose executor is dead.
+        kill_this_executor()
+
+
+def kill_this_executor() -> None:
+    with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
+        executor = int(file.read().rpartition(")")[2].split()[1])  # the parent of the daemon
+    os.kill(executor, signal.SIGKILL)
+    time.sleep(WAIT_S)  # A task without an executor ends.
 
 
 if __name__ == "__main__":

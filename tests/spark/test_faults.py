@@ -129,6 +129,26 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_an_executor_dies_within_a_long_read(java: None, tmp_path: Path) -> None:
+    """The next attempt of a task reads the same range of a partition that is cut into tasks."""
+    count = 1_200_000
+    with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
+        mq.create_topic("long", block_bytes=1 << 18)
+        with mq.producer() as producer:
+            for _ in range(0, count, 100_000):
+                producer.send_many("long", [b"x"] * 100_000)
+        end = mq.questions.bounds("long", "0")[1]
+        with mq.consumer("long", mode="psb") as consumer:
+            offsets = sum(record.offset for record in consumer.until_end())
+        found = in_cluster("reads", cluster.url, tmp_path)
+        assert found["attempts"] >= 1
+        assert found["tasks"] == 4
+        assert (found["rows"], found["sum"]) == (count, offsets)
+        assert 0 <= found["first"] <= found["last"] < end
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     """Brokers are killed one after the other while a query reads, stages, decides and copies."""
     count, is_over = 20_000, threading.Event()

@@ -35,6 +35,8 @@ from pymq.spark.read.offsets import Position
 from pymq.spark.read.progress import lag
 from pymq.spark.read.subscription import Bounds, resolve
 from pymq.spark.write.rows import Rows
+from pymq.spark.write.sink import Staged, gather
+from pymq.spark.write.staging import StagedPiece
 
 URL = {"url": "zmq+tcp://127.0.0.1:1"}
 
@@ -446,6 +448,23 @@ def test_long_columns_become_several_batches() -> None:
     assert len(found) > 2
     assert max(batch.size for _, batch in found) < 2 << 20
     assert [value for _, batch in found for value in batch.values] == values
+
+
+# --- what tasks have staged -------------------------------------------------------------------
+
+
+def test_staged_batches_are_copied_in_the_order_of_tasks() -> None:
+    """Two tasks read halves of a partition and stage into one partition at the same time."""
+
+    def staged(*pieces: tuple[str, int, str]) -> Staged:
+        found = tuple(StagedPiece(name, at, 1, ("t", target)) for name, at, target in pieces)
+        return Staged("sink", "stage", found, ())
+
+    first = staged(("1", 7, "0"), ("0", 2, "0"), ("0", 0, "0"), ("0", 9, "1"))
+    second = staged(("0", 1, "0"), ("0", 3, "1"))
+    found = [(each.place[1], each.staged, each.offset) for each in gather([first, None, second])]
+    first_target = [("0", "0", 0), ("0", "0", 2), ("0", "1", 7), ("0", "0", 1)]
+    assert found == [*first_target, ("1", "0", 9), ("1", "0", 3)]
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -214,19 +214,40 @@ class Requests:
             tries += 1
         return found
 
-    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """Send a request to a partition's leader, if known, without waiting: see :meth:`end`."""
+    def begin(
+        self,
+        topic: str,
+        partition: str,
+        make: Callable[[int], Message],
+        route: PartitionRoute | None = None,
+    ) -> Call | None:
+        """Send a request to a partition's leader, if known, without waiting: see :meth:`end`.
+
+        A fetch may have a *route*, which chooses the broker.
+        """
         with self._driver as loop:
-            peer = PartitionRoute(topic, partition).find(self._router, of_leader=True)
+            chosen = route or PartitionRoute(topic, partition)
+            peer = chosen.find(self._router, of_leader=route is None)
             if peer is None:
                 return None
-            call: Call = self._router.call(make, loop.clock(), round(TRY_MAX_S * 1000), peer)
+            ask = partial(_make_for, lambda r, _: make(r), partition, chosen.is_elsewhere)
+            call: Call = self._router.call(ask, loop.clock(), round(TRY_MAX_S * 1000), peer)
             loop.touch(self._name)
         return call
 
-    def end(self, call: Call) -> Message | None:
-        """Return the answer to a request; None if the caller has to send it again."""
+    def end(self, call: Call, route: PartitionRoute | None = None) -> Message | None:
+        """Return the answer to a request; None if the caller has to send it again.
+
+        *route* then avoids a follower that has not answered with records for a while.
+        """
         is_answered = self._driver.wait(call, TRY_MAX_S + 1) and call.error is None
+        if route is not None and route.is_elsewhere:
+            is_answered = is_answered and not _is_nothing(call)
+            with self._driver:
+                if is_answered:
+                    route.came()
+                else:
+                    route.silent(self._router)
         return call.result if is_answered else None
 
     def _check_partitions(self, metadata: TopicMetadata, wanted: Iterable[str]) -> None:

@@ -368,6 +368,35 @@ def decode_headers(column: Buffer, count: int) -> list[Headers]:
     return [_pairs(row) for row in _decode_array(memoryview(column), count, 2)]
 
 
+class HeaderPairs(NamedTuple):
+    """The headers of some records as flat lists."""
+
+    counts: list[int]  # headers of each record
+    names: list[str]
+    values: list[bytes]
+
+
+def split_headers(column: Buffer, count: int, first: int, last: int) -> HeaderPairs:
+    """Decode the headers of the records ``range(first, last)`` of *count*, without tuples.
+
+    Raises:
+        CorruptBatch: they are not pairs of a text and a byte string.
+    """
+    found = _decode_array(memoryview(column), count, 2)[first:last]
+    if not {list, type(None)}.issuperset(map(type, found)):
+        raise CorruptBatch("a record's headers are not an array of pairs")
+    rows = [row or () for row in found]
+    lengths = list(map(len, rows))
+    if any(map(and_, lengths, repeat(1))):
+        raise CorruptBatch("a record's headers are not an array of pairs")
+    # Each row has an even length, so names are at the even indexes.
+    items = list(chain.from_iterable(rows))
+    names, values = items[::2], items[1::2]
+    if not {str}.issuperset(map(type, names)) or not {bytes}.issuperset(map(type, values)):
+        raise CorruptBatch("a header is not a text and a byte string")
+    return HeaderPairs([length // 2 for length in lengths], names, values)
+
+
 def _pairs(row: Any) -> Headers:
     if row is None:
         return ()

@@ -56,7 +56,7 @@ from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
 
 if TYPE_CHECKING:
-    from pymq.core.group.kafka_groups import KafkaGroupCoordinator
+    from pymq.core.group.kafka.coordinator import KafkaGroupCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
 
@@ -181,7 +181,7 @@ class GroupCoordinator:
     def _kafka_groups(self) -> KafkaGroupCoordinator:
         if self._kafka is None:
             # lazy: most queues have no Kafka clients
-            from pymq.core.group.kafka_groups import KafkaGroupCoordinator
+            from pymq.core.group.kafka.coordinator import KafkaGroupCoordinator
 
             self._kafka = KafkaGroupCoordinator(self._context, self._assignors)
         return self._kafka

@@ -10,13 +10,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+import attrs
+
 from pymq.client.client import Client
+from pymq.client.fetching.consumer_machine import located
+from pymq.client.fetching.partition_route import PartitionRoute
+from pymq.client.fetching.replica_preference import BEHIND_BYTES, Preference
 from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.values import Factory, define
-from pymq.errors import ConfigError, OffsetOutOfRange, RequestTimeout
+from pymq.errors import ConfigError, CorruptBatch, OffsetOutOfRange, RequestTimeout
+from pymq.spark.backfill import BlockSpan
+from pymq.spark.log.block_files import verified
 from pymq.spark.log.topic_log import Topic, TopicLog
 from pymq.spark.options import TABLE_TIMEOUT_MS, SourceOptions
 from pymq.spark.planning import Range
@@ -26,6 +33,7 @@ T = TypeVar("T")
 
 POLL_MS = 1000  # how long a fetch waits for new records
 REFRESH_S = 1.0  # time for a zkserver's answer when cached metadata can be used instead
+BLOCKS_S = 2.0  # time for the description of blocks, without which a plan is less even
 AWAY_S = 5.0  # how long cached metadata is used without a request after such a timeout
 
 
@@ -41,15 +49,25 @@ class KnownTopics:
 class ClusterLog:
     """The log of a cluster, read through a client.
 
-    If *known* is given, and no zkserver answers, the log uses the cached metadata. The log finds
-    new topics and partitions once a zkserver answers again.
+    If *known* is given, and no zkserver answers, the log uses the cached metadata. It then finds
+    new topics and partitions when a zkserver answers again.
+
+    Records far behind the end are fetched from any replica, a different one for each range, so that
+    all brokers serve a long read. A replica in *rack* is preferred.
     """
 
-    def __init__(self, mq: Client, timeout_s: float, known: KnownTopics | None = None) -> None:
+    def __init__(
+        self,
+        mq: Client,
+        timeout_s: float,
+        known: KnownTopics | None = None,
+        rack: str | None = None,
+    ) -> None:
         self._client = mq
         self._questions = mq.questions
         self._timeout_s = timeout_s
         self._known = known
+        self._rack = rack
 
     def topics(self) -> list[str]:
         """See :class:`TopicLog`."""
@@ -116,34 +134,62 @@ class ClusterLog:
             if isinstance(answer, msg.OffsetFound)
         }
 
+    def blocks(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, Sequence[BlockSpan]]:
+        """As :class:`TopicLog`; those of a topic that was created again are as good a hint."""
+        timeout_s = min(self._timeout_s, BLOCKS_S)
+        found = self._questions.ask(lambda r: msg.DescribeTopic(r, topic), timeout=timeout_s)
+        return {
+            partition.name: [
+                BlockSpan(block.start_offset, block.end_offset, block.size_bytes)
+                for block in partition.blocks
+                if block.end_offset is not None
+            ]
+            for partition in found.partitions
+            if partition.name in partitions
+        }
+
     def begin(self, wanted: Range, fetch_bytes: int) -> Call | None:
         """Send the fetch whose answer :meth:`read` waits for; None if the leader is unknown."""
-        topic, partition, position, end, topic_id = wanted
-        ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
-        return self._questions.begin(topic, partition, ask)
+        make = partial(_fetch, wanted, fetch_bytes)
+        return self._questions.begin(wanted.topic, wanted.partition, make)
 
     def read(
         self, wanted: Range, fetch_bytes: int, begun: Call | None = None
     ) -> Iterator[EncodedBatch]:
         """See :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
         topic, partition, position, end, _ = wanted
+        preference = Preference(f"spark-{position}", self._rack)
+        route = PartitionRoute(topic, partition, preference=preference)
+        is_damaged = False  # whether the last answer was
         until = self._client.driver.monotonic() + self._timeout_s
         while position < end:
-            answer = self._questions.end(begun) if begun is not None else None
+            left = wanted._replace(start=position)
+            answer = self._questions.end(begun, route) if begun is not None else None
             if answer is None:
-                try:
-                    answer = self._ask(wanted._replace(start=position), fetch_bytes)
-                except OffsetOutOfRange as error:
-                    raise _overtaken(wanted._replace(start=position), error) from None
+                answer = self._ask(left, fetch_bytes, verify=is_damaged)
             assert isinstance(answer, msg.Fetched)
-            batches = [batch for batch in split(answer.data) if batch.end_offset > position]
             begun = None
-            if batches:
-                position = batches[-1].end_offset
-                if position < end:  # Send the next fetch while the caller processes these batches.
-                    begun = self.begin(wanted._replace(start=position), fetch_bytes)
+            try:
+                batches = [batch for batch in split(answer.data) if batch.end_offset > position]
+                if batches and batches[-1].end_offset < end:
+                    # Send the next fetch while the caller processes these batches.
+                    left = left._replace(start=batches[-1].end_offset)
+                    is_part = left.start < answer.high_watermark
+                    route.is_behind = is_part and len(answer.data) >= BEHIND_BYTES
+                    make = partial(_fetch, left, fetch_bytes)
+                    begun = self._questions.begin(topic, partition, make, route)
                 for batch in batches:
-                    yield batch.verify().at(topic, partition)
+                    yield verified(batch).at(topic, partition)
+                    position, is_damaged = batch.end_offset, False
+            except CorruptBatch as error:
+                if is_damaged:
+                    raise located(error, topic, partition, position) from None
+                # Perhaps another replica has a sound copy, or only the transfer damaged the batch.
+                begun, is_damaged = None, True
+                continue
+            if batches:
                 until = self._client.driver.monotonic() + self._timeout_s
             elif self._client.driver.monotonic() > until:
                 raise RequestTimeout(
@@ -151,13 +197,20 @@ class ClusterLog:
                     f"{self._timeout_s} s, though it is known to reach {end}"
                 )
 
-    def _ask(self, wanted: Range, fetch_bytes: int) -> msg.Message:
-        topic, partition, position, end, topic_id = wanted
+    def _ask(self, wanted: Range, fetch_bytes: int, *, verify: bool) -> msg.Message:
+        """Fetch from the leader, or from another replica if the leader fails.
 
-        def ask(request: int, name: str) -> msg.Message:
-            return _fetch(topic, name, position, end, fetch_bytes, topic_id, request)
+        With *verify*, a broker checks the bodies, and refuses those that its disk has damaged.
+        """
+        topic, partition = wanted.topic, wanted.partition
 
-        found = self._questions.ask_leaders(topic, [partition], ask, self._timeout_s)
+        def ask(request: int, _: str) -> msg.Message:
+            return attrs.evolve(_fetch(wanted, fetch_bytes, request), verify=verify)
+
+        try:
+            found = self._questions.ask_leaders(topic, [partition], ask, self._timeout_s)
+        except OffsetOutOfRange as error:
+            raise _overtaken(wanted, error) from None
         return found[partition]
 
 
@@ -170,9 +223,8 @@ def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
     return OffsetOutOfRange(f"{place} begins at offset {start}, after {wanted.start}", start=start)
 
 
-def _fetch(
-    topic: str, partition: str, position: int, end: int, size: int, topic_id: str, request: int
-) -> msg.Message:
+def _fetch(wanted: Range, size: int, request: int) -> msg.Fetch:
+    topic, partition, position, end, topic_id = wanted
     return msg.Fetch(request, topic, partition, position, size, POLL_MS, end, topic_id)
 
 
@@ -201,11 +253,13 @@ def open_log(options: SourceOptions, *, is_start: bool = False) -> Iterator[Topi
     if not is_folder(options.url):
         if is_start or not options.is_stream:
             timeout_s = min(options.timeout_s, TABLE_TIMEOUT_MS / 1000)
-            yield ClusterLog(client(options.url), timeout_s if is_start else options.timeout_s)
+            timeout_s = timeout_s if is_start else options.timeout_s
+            yield ClusterLog(client(options.url), timeout_s, rack=options.rack)
             return
         known: dict[str, KnownTopics] = process_cache("metadata")
         mq = client(options.url)
-        yield ClusterLog(mq, options.timeout_s, known.setdefault(options.url, KnownTopics()))
+        cached = known.setdefault(options.url, KnownTopics())
+        yield ClusterLog(mq, options.timeout_s, cached, options.rack)
         return
     from pymq.spark.log.folder_log import FolderLog  # lazy: it loads sqlite3
 

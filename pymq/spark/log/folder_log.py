@@ -27,6 +27,8 @@ from pymq.errors import (
     UnknownTopic,
 )
 from pymq.nodes.embedded import METADATA, broker_folders
+from pymq.spark.backfill import BlockSpan
+from pymq.spark.log.block_files import OpenedAhead, verified
 from pymq.spark.log.topic_log import Topic
 from pymq.spark.planning import Range
 from pymq.store.block.block_file import HEAD_MAX, FileHead, Known, Walk, Window, corrupt, walk
@@ -109,6 +111,19 @@ class FolderLog:
             found[partition] = (blocks[0][1].start, end)
         return found
 
+    def blocks(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, Sequence[BlockSpan]]:
+        """Return the sealed blocks of the partitions, in order."""
+        return {
+            partition: [
+                BlockSpan(block.start, block.end, block.size)
+                for _, block in self._blocks(topic, partition, topic_id)
+                if block.end is not None
+            ]
+            for partition in partitions
+        }
+
     def at_time(
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
@@ -122,11 +137,12 @@ class FolderLog:
                 end = block.end
                 continue
             end = block.end if block.end is not None else self._end(id, block)
-            for batch in self._read(id, block.start, end, 1 << 20):
-                if batch.header.max_timestamp >= timestamp_ms and not batch.header.is_hidden:
-                    for offset, time in zip(batch.offsets, batch.timestamps, strict=True):
-                        if time >= timestamp_ms:
-                            return offset
+            with self._open(id) as handle:
+                for batch in self._read(id, handle, block, block.start, end, 1 << 20):
+                    if batch.header.max_timestamp >= timestamp_ms and not batch.header.is_hidden:
+                        for offset, time in zip(batch.offsets, batch.timestamps, strict=True):
+                            if time >= timestamp_ms:
+                                return offset
         return end
 
     def _tree(self) -> Image:
@@ -173,19 +189,23 @@ class FolderLog:
             CorruptBlock: a file is damaged.
         """
         position = wanted.start
-        for id, block in self._blocks_from(wanted, position):
-            end = wanted.end if block.end is None else min(wanted.end, block.end)
-            if position >= end:
-                continue
-            for batch in self._read(id, position, end, fetch_bytes):
-                yield batch.at(wanted.topic, wanted.partition)
-                position = batch.end_offset
-            if position < end:
-                self._image = None
-                # Retention may have removed the file.
-                self._blocks_from(wanted, position)
-                path = self._folder.file(id)
-                raise corrupt(path, 0, position, f"it ends before offset {end}")
+        blocks = [
+            (id, block, wanted.end if block.end is None else min(wanted.end, block.end))
+            for id, block in self._blocks_from(wanted, position)
+            if block.start < wanted.end and (block.end is None or block.end > position)
+        ]
+        with OpenedAhead(self._open, [id for id, _, _ in blocks]) as opened:
+            for id, block, end in blocks:
+                with opened.next() as handle:
+                    for batch in self._read(id, handle, block, position, end, fetch_bytes):
+                        yield batch.at(wanted.topic, wanted.partition)
+                        position = batch.end_offset
+                if position < end:
+                    self._image = None
+                    # Retention may have removed the file.
+                    self._blocks_from(wanted, position)
+                    path = self._folder.file(id)
+                    raise corrupt(path, 0, position, f"it ends before offset {end}")
 
     def _blocks_from(self, wanted: Range, position: int) -> list[tuple[BlockId, BlockNode]]:
         blocks = self._blocks(wanted.topic, wanted.partition, wanted.topic_id)
@@ -197,31 +217,37 @@ class FolderLog:
             )
         return blocks
 
-    def _read(self, id: BlockId, start: int, end: int, size: int) -> Iterator[EncodedBatch]:
+    def _read(
+        self, id: BlockId, handle: int, block: BlockNode, start: int, end: int, size: int
+    ) -> Iterator[EncodedBatch]:
         """Yield the batches of one block that overlap ``range(start, end)``."""
-        with self._open(id) as handle:
-            if handle < 0:
-                return
-            window = Window(partial(self._pread, handle), self._files.size(handle))
-            window.chunk = min(size, READ_BYTES)
-            at, path = self._seek(id, handle, start), self._folder.file(id)
-            while at < window.size:
-                try:
-                    header = window.header(at)
-                    if header.base_offset >= end:
-                        return
-                    if header.end_offset > start:
-                        body = window.piece(at, header.length, header.length)
-                        yield EncodedBatch.parse(body).verify()
-                except CorruptBatch as error:
-                    raise corrupt(path, at, start, error.message) from None
-                at += header.length
-                if header.end_offset >= end:
+        if handle < 0:
+            return
+        window = Window(partial(self._pread, handle), self._files.size(handle))
+        window.chunk = min(size, READ_BYTES)
+        path = self._folder.file(id)
+        at = self._head_size(id, handle)
+        if start > block.start:
+            at = self._seek(id, at, start)
+        offset = block.start  # of the batch at the position, as far as it is known
+        while at < window.size:
+            try:
+                header = window.header(at)
+                offset = header.base_offset
+                if offset >= end:
                     return
+                if header.end_offset > start:
+                    body = window.piece(at, header.length, header.length)
+                    yield verified(EncodedBatch.parse(body))
+            except CorruptBatch as error:
+                raise corrupt(path, at, max(offset, start), error.message) from None
+            at += header.length
+            offset = header.end_offset
+            if offset >= end:
+                return
 
-    def _seek(self, id: BlockId, handle: int, offset: int) -> int:
-        """Return the position of a batch that begins at or before *offset*."""
-        first = self._head_size(id, handle)
+    def _seek(self, id: BlockId, first: int, offset: int) -> int:
+        """Return the position of a batch that begins at or before *offset*; at least *first*."""
         for suffix in (INDEX, CKPT):
             known = self._known(id, suffix)
             if known is not None and (found := known.index.find(offset)) is not None:

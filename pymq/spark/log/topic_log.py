@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.values import value
+from pymq.spark.backfill import BlockSpan
 from pymq.spark.planning import Range
 
 
@@ -47,6 +48,16 @@ class TopicLog(Protocol):
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
         """Return the first offset at or after a time; the end if all records are older."""
+        ...
+
+    def blocks(
+        self, topic: str, partitions: Sequence[str], topic_id: str = ""
+    ) -> Mapping[str, Sequence[BlockSpan]]:
+        """Return the sealed blocks of the partitions, in order.
+
+        Raises:
+            UnknownTopic: no topic has that name.
+        """
         ...
 
     def read(self, wanted: Range, fetch_bytes: int) -> Iterator[EncodedBatch]:

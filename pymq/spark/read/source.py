@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,18 +35,12 @@ from pymq.spark.read.admission import limit_bytes, record_sizes, skip_gaps
 from pymq.spark.read.offsets import Position
 from pymq.spark.read.published import GroupProgress
 from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
+from pymq.spark.read.tasks import ReadTask, plan
 
 ARROW_BYTES = 2 << 20  # bytes of record batches that become one Arrow batch
 ARROW_ROWS = 50_000
 
 log_ = logging.getLogger("pymq.spark")
-
-
-@dataclass
-class ReadTask(InputPartition):
-    """The ranges that one task reads."""
-
-    ranges: tuple[Range, ...]
 
 
 class TableReader(Prompt, DataSourceReader):
@@ -70,8 +63,9 @@ class TableReader(Prompt, DataSourceReader):
             start = resolve(log, bounds, options.starting, is_end=False, options=options)
             end = resolve(log, bounds, options.ending, is_end=True, options=options)
             check_order(start, end)
+            tasks = plan(options, log, self._slots, Position(bounds.ids, start), end)
         settle()
-        return _tasks(options, self._slots, Position(bounds.ids, start), end)
+        return tasks
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
@@ -177,8 +171,8 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan the tasks of a batch; after a crash Spark repeats the same batch."""
         begin, finish = Position.from_json(start), Position.from_json(end)
         with open_log(self._options) as log:
-            first = self._first(log, begin, finish)
-        return _tasks(self._options, self._slots, Position(finish.ids, first), finish.offsets)
+            first = Position(finish.ids, self._first(log, begin, finish))
+            return plan(self._options, log, self._slots, first, finish.offsets)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Carry out a task."""
@@ -252,24 +246,6 @@ def _check_schema(options: SourceOptions, schema: StructType) -> None:
             )
         if field.name in columns.NULLABLE and not field.nullable:
             raise ConfigError(f"column {field.name!r} may hold nulls: do not declare it NOT NULL")
-
-
-def _tasks(
-    options: SourceOptions,
-    slots: int | None,
-    start: Position,
-    end: Mapping[Place, int],
-) -> list[InputPartition]:
-    ranges = [
-        Range(*place, first, last, start.ids[place[0]])
-        for place, last in end.items()
-        if last > (first := start.offsets.get(place, 0))
-    ]
-    parts = planning.split(ranges, at_least=options.min_partitions, longest=options.max_records)
-    most = options.max_tasks
-    if most is None and slots and not (options.min_partitions or options.max_records):
-        most = planning.enough(parts, slots)
-    return [ReadTask(tuple(mine)) for mine in planning.pack(parts, most)]
 
 
 def _read(

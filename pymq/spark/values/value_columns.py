@@ -15,7 +15,7 @@ from pymq.core.batch.columns import Headers
 from pymq.core.values import value
 from pymq.errors import InvalidRequest, ValueNotDecoded, ValueNotEncoded
 from pymq.serde.serializer import Schema
-from pymq.spark.columns import HEADER, BatchPart
+from pymq.spark.arrays import HEADER, BatchPart
 from pymq.spark.values.codecs import ValueCodec, codec
 from pymq.store.block.compaction import TOMBSTONE
 

@@ -258,14 +258,18 @@ class Direct:
 
 
 def gather(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedPiece, ...]:
-    """Return the staged batches of all tasks, sorted by target; each task's keep their order.
+    """Return the staged batches of all tasks, sorted by target, then in the order of the tasks.
 
-    Batches that are neighbours in the stage are neighbours here, so that one fetch reads them.
+    Tasks of a read are in the order of offsets, so records of a partition that several tasks copy
+    keep their order.
     """
-    pieces = (
-        each for message in messages if isinstance(message, Staged) for each in message.pieces
-    )
-    return tuple(sorted(pieces, key=lambda each: (each.place, each.staged, each.offset)))
+    pieces = [
+        each
+        for message in messages
+        if isinstance(message, Staged)
+        for each in sorted(message.pieces, key=lambda each: (each.staged, each.offset))
+    ]
+    return tuple(sorted(pieces, key=lambda each: each.place))
 
 
 def commit(

@@ -69,6 +69,9 @@ def test_small_numbers_take_four_bytes() -> None:
 def test_headers(items: list[Headers]) -> None:
     column = columns.encode_headers(items)
     assert columns.decode_headers(column, len(items)) == items
+    assert rows_of_split_headers(column, len(items)) == items
+    part = columns.split_headers(column, len(items), len(items) // 2, len(items))
+    assert part.counts == [len(pairs) for pairs in items[len(items) // 2 :]]
 
 
 @given(st.lists(st.binary(max_size=10), min_size=5, max_size=5), st.integers(0, 31))
@@ -93,12 +96,23 @@ def test_unpack_trusts_no_length(body: bytes, present: int) -> None:
     assert sum(len(column) + 4 for column in found.values()) == len(body)
 
 
+def rows_of_split_headers(column: bytes, count: int) -> list[Headers]:
+    """Return what :func:`columns.split_headers` finds in the form of the other decoder."""
+    pairs = columns.split_headers(column, count, 0, count)
+    named = iter(zip(pairs.names, pairs.values, strict=True))
+    rows = [tuple(next(named) for _ in range(length)) for length in pairs.counts]
+    assert next(named, None) is None
+    assert rows == columns.decode_headers(column, count)
+    return rows
+
+
 Decode = Callable[[bytes, int], object]
 DECODERS: list[Decode] = [
     columns.decode_bytes,
     columns.decode_optional_bytes,
     columns.decode_numbers,
     columns.decode_headers,
+    rows_of_split_headers,
 ]
 
 

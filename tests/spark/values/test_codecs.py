@@ -28,7 +28,8 @@ import pymq
 from pymq.errors import ConfigError, InvalidRequest, ValueNotDecoded, ValueNotEncoded
 from pymq.serde import Avro, Json, Protobuf, Schema
 from pymq.serde.serializer import text_of
-from pymq.spark.columns import BatchPart, plain_values
+from pymq.spark.arrays import BatchPart
+from pymq.spark.columns import plain_values
 from pymq.spark.options import ValueOptions
 from pymq.spark.values.checked import check_rows, writing
 from pymq.spark.values.codecs import codec

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -54,13 +54,15 @@ class Mortal(Requests):
         ask = partial(super().ask_leaders, topic, partitions, make, timeout)
         return self._ask(partial(ask, any_replica=any_replica))
 
-    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """Count a request; earlier requests may be unanswered."""
-        return self._ask(partial(super().begin, topic, partition, make))
+    def begin(
+        self, topic: str, partition: str, make: Callable[[int], Message], *more: Any
+    ) -> Call | None:
+        """Count a request; those before it may be unanswered."""
+        return self._ask(partial(super().begin, topic, partition, make, *more))
 
-    def end(self, call: Call) -> Message | None:
-        """Count an answer; the driver may die before later answers."""
-        return self._ask(partial(super().end, call))
+    def end(self, call: Call, *more: Any) -> Message | None:
+        """Count an answer; the driver dies before later ones."""
+        return self._ask(partial(super().end, call, *more))
 
     def _ask(self, question: Callable[[], T]) -> T:
         self.left -= 1
@@ -75,8 +77,10 @@ class Mortal(Requests):
 class Alone(Mortal):
     """Brokers of an older version, which cannot copy batches."""
 
-    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        return None if isinstance(make(0), Copy) else super().begin(topic, partition, make)
+    def begin(
+        self, topic: str, partition: str, make: Callable[[int], Message], *more: Any
+    ) -> Call | None:
+        return None if isinstance(make(0), Copy) else super().begin(topic, partition, make, *more)
 
 
 class Deaf(Alone):
@@ -87,15 +91,17 @@ class Deaf(Alone):
         self._appends: list[Call] = []
         self._misses = misses  # lost answers to appends
 
-    def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        call = super().begin(topic, partition, make)
+    def begin(
+        self, topic: str, partition: str, make: Callable[[int], Message], *more: Any
+    ) -> Call | None:
+        call = super().begin(topic, partition, make, *more)
         if call is not None and isinstance(call.message, Produce):
             self._appends.append(call)
         return call
 
-    def end(self, call: Call) -> Message | None:
+    def end(self, call: Call, *more: Any) -> Message | None:
         if call not in self._appends or self._appends.index(call) != self._misses:
-            return super().end(call)
+            return super().end(call, *more)
         for each in self._appends[self._misses :]:
             assert self._driver.wait(each, TIMEOUT_S)
         return None
@@ -251,8 +257,8 @@ class Lossy(Requests):
         self.copied: list[bool] = []  # whether the answers to the requests arrived
         self._misses = misses
 
-    def end(self, call: Call) -> Message | None:
-        answer = super().end(call)
+    def end(self, call: Call, *more: Any) -> Message | None:
+        answer = super().end(call, *more)
         if isinstance(call.message, Copy):
             self.copied.append(isinstance(answer, Copied) and len(self.copied) != self._misses)
             return answer if self.copied[-1] else None

@@ -11,13 +11,13 @@ from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
+from pymq.core.group.kafka.reconciled.codes import ReconciledCode
+from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
+from pymq.core.group.kafka.reconciled.group import ReconciledGroup
+from pymq.core.group.kafka.reconciled.member import ReconcilingMember
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
-from pymq.core.group.reconciled.codes import ReconciledCode
-from pymq.core.group.reconciled.coordinator import ReconciledCoordinator
-from pymq.core.group.reconciled.group import ReconciledGroup
-from pymq.core.group.reconciled.member import ReconcilingMember
 from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Spans
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
@@ -470,7 +470,7 @@ def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *re
 
 # --- groups of Kafka's new protocol ---------------------------------------------------------------
 
-RECONCILED = "tests/core/group/reconciled/test_reconciled_groups.py::"
+RECONCILED = "tests/core/group/kafka/reconciled/test_reconciled_groups.py::"
 
 bug(
     "assigned-before-given-up",

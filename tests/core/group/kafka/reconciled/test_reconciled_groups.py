@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from pymq.core.group.reconciled.codes import ReconciledCode
-from pymq.core.group.reconciled.coordinator import SESSION_MS
-from pymq.core.group.reconciled.group import JOIN, LEAVE, LEAVE_FOR_NOW
+from pymq.core.group.kafka.reconciled.codes import ReconciledCode
+from pymq.core.group.kafka.reconciled.coordinator import SESSION_MS
+from pymq.core.group.kafka.reconciled.group import JOIN, LEAVE, LEAVE_FOR_NOW
 from pymq.core.message import (
     BEGIN,
     BeatClassic,

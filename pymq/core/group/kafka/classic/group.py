@@ -21,8 +21,8 @@ from collections import Counter
 from enum import Enum
 from typing import Protocol
 
-from pymq.core.group.classic.codes import ClassicCode
-from pymq.core.group.classic.member import JoinedMember, Waiting
+from pymq.core.group.kafka.classic.codes import ClassicCode
+from pymq.core.group.kafka.classic.member import JoinedMember, Waiting
 from pymq.core.message import (
     ClassicState,
     JoinClassic,

@@ -6,10 +6,10 @@ members. The coordinator refuses requests of the other kinds. Offsets are common
 
 from __future__ import annotations
 
-from pymq.core.group.classic.coordinator import ClassicCoordinator
 from pymq.core.group.consumer_group import Assignors
+from pymq.core.group.kafka.classic.coordinator import ClassicCoordinator
+from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.lease_manager import GroupContext
-from pymq.core.group.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.request_validation import KafkaRequest
 from pymq.core.message import BeatReconciled, DescribeReconciled
 from pymq.errors import InvalidRequest, PymqError

@@ -7,9 +7,9 @@ their partitions meanwhile only until their next heartbeat, which fences them.
 from __future__ import annotations
 
 from pymq.core.group.consumer_group import Assignors
+from pymq.core.group.kafka.reconciled.codes import ReconciledCode
+from pymq.core.group.kafka.reconciled.group import ASSIGNORS, JOIN, ReconciledGroup
 from pymq.core.group.lease_manager import GroupContext
-from pymq.core.group.reconciled.codes import ReconciledCode
-from pymq.core.group.reconciled.group import ASSIGNORS, JOIN, ReconciledGroup
 from pymq.core.message import (
     BeatReconciled,
     CommitClassic,

@@ -18,8 +18,8 @@ from collections import Counter
 from enum import Enum
 
 from pymq.core.group.consumer_group import Assignors
-from pymq.core.group.reconciled.codes import ReconciledCode
-from pymq.core.group.reconciled.member import (
+from pymq.core.group.kafka.reconciled.codes import ReconciledCode
+from pymq.core.group.kafka.reconciled.member import (
     Part,
     ReconciliationState,
     ReconcilingMember,

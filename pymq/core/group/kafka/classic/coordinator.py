@@ -8,14 +8,14 @@ Requests of the other kind of client are refused.
 
 from __future__ import annotations
 
-from pymq.core.group.classic.codes import ClassicCode
-from pymq.core.group.classic.group import ClassicGroup, ClassicGroupState
-from pymq.core.group.classic.member import JoinedMember
 from pymq.core.group.consumer_group import ConsumerGroup
+from pymq.core.group.kafka.classic.codes import ClassicCode
+from pymq.core.group.kafka.classic.group import ClassicGroup, ClassicGroupState
+from pymq.core.group.kafka.classic.member import JoinedMember
+from pymq.core.group.kafka.reconciled.codes import ReconciledCode
+from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.lease_manager import GroupContext
 from pymq.core.group.leases import Leases
-from pymq.core.group.reconciled.codes import ReconciledCode
-from pymq.core.group.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.request_validation import ClassicRequest
 from pymq.core.message import (
     BeatClassic,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pymq.core.group.classic.codes import ClassicCode
+from pymq.core.group.kafka.classic.codes import ClassicCode
 from pymq.core.group.request_validation import ASSIGNMENTS_MAX, SUBSCRIPTION_MAX
 from pymq.core.message import (
     BeatClassic,

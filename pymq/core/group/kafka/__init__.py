@@ -1,0 +1,1 @@
+"""Groups of Kafka's clients: classic ones, and reconciled ones (KIP-848)."""
