@@ -50,6 +50,7 @@ from pymq.kafka.handlers import (
     reconciled_groups,
     topics,
 )
+from pymq.kafka.offered import offered
 from pymq.kafka.shared.controllers import Controllers
 from pymq.kafka.shared.conversation import (
     ANSWER_MS,
@@ -282,7 +283,7 @@ class KafkaGate:
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
-        answer.api_keys = offered() if is_known else offered()[:0]
+        answer.api_keys = offered({*HANDLERS, API_VERSIONS}) if is_known else []
         if not is_known:
             answer.api_keys = [ApiVersionsResponseApiVersion(API_VERSIONS, first, last)]
         slot = Slot(head)
@@ -499,17 +500,3 @@ class KafkaGate:
 
     def advance(self, ready: Ready, now: int) -> None:
         """Do nothing: a gate writes nothing to disk."""
-
-
-def offered() -> list[ApiVersionsResponseApiVersion]:
-    """Return the APIs that are offered.
-
-    The answer offers Produce from version 0 on, because old clients require it, but the gate serves
-    versions from 3 on, as Kafka 4 does (KAFKA-18659).
-    """
-    known = frames.apis()
-    found = []
-    for key in sorted({*HANDLERS, API_VERSIONS}):
-        first, last = known[key].versions
-        found.append(ApiVersionsResponseApiVersion(key, 0 if key == _PRODUCE else first, last))
-    return found
