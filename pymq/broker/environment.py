@@ -37,6 +37,7 @@ from pymq.core.message import (
 from pymq.core.observe.events import EventLog
 from pymq.core.partition.partition import Partition
 from pymq.core.pending.fetch_limits import AGAIN_MS, Boundless, Fetches, FetchOutbox
+from pymq.core.pending.growth import Growth
 from pymq.core.pending.pending_fetches import WaitingRoom
 from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Ready
@@ -83,6 +84,7 @@ class BrokerEnvironment:
         self.coordinators = GroupCoordinators(
             self.me, self, assignors, config.incarnation, config.groups
         )
+        self.awaited = self.coordinators.awaited
         self.copies = BatchCopies(self)
         self.delays = DelaySchedulers(self)
         self._granted = 0  # bytes granted to the fetch that is served now
@@ -107,6 +109,10 @@ class BrokerEnvironment:
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
         """Note that a batch with delayed records is committed."""
         self.delays.step(name, news, now)
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Tell the group coordinators of this broker that a partition has grown."""
+        self.coordinators.grown(growth, now)
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
         """Return the bytes that may be read for a fetch now; 0 if it waits or was refused."""

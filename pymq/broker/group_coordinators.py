@@ -13,6 +13,7 @@ from collections.abc import ValuesView
 from pymq.core.group.consumer_group import Assignors
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.group_limits import GroupLimits
+from pymq.core.group.lease_manager import Awaited
 from pymq.core.group.offset_log import GroupHost
 from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
@@ -42,10 +43,12 @@ from pymq.core.message import (
 )
 from pymq.core.observe.coverage import mark
 from pymq.core.partition.partition import Partition
+from pymq.core.pending.growth import Growth
 from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
+FIRST_EPOCH = 1  # of a partition; each leader has a later one
 LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
 
 OneGroup = (
@@ -86,6 +89,7 @@ class GroupCoordinators:
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
+        self.awaited: Awaited = {}
         self.deadline = NEVER  # when the next part is handled
         self._parts: deque[tuple[int, Fetched]] = deque()  # fetched parts that wait for their turn
         self._part_at = 0  # earliest time for the next part
@@ -124,7 +128,14 @@ class GroupCoordinators:
         coordinator = self.by_index.get(state.index)
         if leads and coordinator is None:
             coordinator = GroupCoordinator(
-                state.index, self._host, self._assignors, now, self._last_request, self._limits
+                state.index,
+                self._host,
+                self._assignors,
+                now,
+                self._last_request,
+                self._limits,
+                self.awaited,
+                is_first=_is_first(partition),
             )
             self.by_index[state.index] = coordinator
             coordinator.offsets.begin(now)
@@ -144,6 +155,13 @@ class GroupCoordinators:
             self._host.reply(source, refusal(m, error), now)
             return
         coordinator.step(source, m, now)
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Lease the new records of a partition of this broker to members that wait for some."""
+        for index in dict.fromkeys(self.awaited[growth.name.topic].values()):
+            coordinator = self.by_index.get(index)
+            if coordinator is not None:
+                coordinator.grown(growth, now)
 
     def answered(self, index: int, message: Message, now: int) -> None:
         """Handle an offsets partition's answer to its coordinator."""
@@ -183,3 +201,8 @@ class GroupCoordinators:
         for coordinator in self.by_index.values():
             if coordinator.offsets.is_dirty:
                 coordinator.offsets.flush(now)
+
+
+def _is_first(partition: Partition) -> bool:
+    """Whether nobody has led an offsets partition before: its first block is in its first epoch."""
+    return len(partition.state.blocks) == 1 and partition.leads_at == FIRST_EPOCH

@@ -37,7 +37,6 @@ from pymq.runtime.timers import Timers
 from pymq.runtime.wall_clock import WallClock
 from pymq.store.base import BlockStore
 
-READ_BYTES_MAX = 32 << 20  # bytes in one answer, however large the request
 # A turn starts no further recovery of a block after this time. A starting broker recovers all of
 # its open blocks; between two of them it handles messages and sends pings.
 RECOVER_MS = 10
@@ -314,10 +313,17 @@ class Loop:
     def _act(self, work: list[Work], now: int) -> None:
         """Carry out the work of several machines, with one write for all of them."""
         writes: list[Write] = []
+        has_reads = False
         for name, _, ready in work:
             if ready.send:
                 self._post(name, ready.send)
+            if ready.read:
+                has_reads = True
             writes += ready.write
+        if writes and has_reads:
+            for name, _, ready in work:
+                if ready.read:
+                    self._post(name, self.disks.read_first(name, ready, writes))
         if writes and self._flush is not None:
             self._flush()  # followers write at the same time as this node's disk
         if writes and len(self._users) > 1:
@@ -339,6 +345,8 @@ class Loop:
                 continue
             if more.send:
                 self._post(name, more.send)
+                if more.write and self._flush is not None:
+                    self._flush()  # These answers need not wait for the next write.
             if more.write and len(self._users) > 1:
                 self._held[name] = name, machine, more
                 continue
@@ -410,10 +418,7 @@ class Loop:
 
     def _read(self, name: str, read: Read, now: int) -> None:
         try:
-            most = min(read.max_bytes, READ_BYTES_MAX)
-            store = self.disks.store(name)
-            data = store.read(read.block, read.offset, read.end, most, verify=read.verify)
-            answer: Message = attrs.evolve(read.answer, data=data)
+            answer: Message = self.disks.filled(name, read)
         except PymqError as error:
             if not (read.verify and "found_crc" in error.details):
                 # Only the reader gets the error of a damaged body: perhaps the producer sent it

@@ -35,6 +35,8 @@ from pymq.testing.workload.applications import Application, WorkloadHistory
 from pymq.testing.workload.convergence import Convergence
 from pymq.testing.workload.final_checks import FinalChecks
 from pymq.testing.workload.liveness import HEAL_S, Liveness, Waived
+from pymq.testing.workload.promises import TopicPromises
+from pymq.testing.workload.queues.operations import KINDS, QueueOperations
 from pymq.testing.workload.service import Service
 
 LOOKS = 5  # how often administrators look for partitions to recover, once a second
@@ -79,6 +81,8 @@ class SimulationRun:
         self._is_made: dict[str, bool] = {}
         self._liveness = Liveness(self.world, waive)
         self._convergence = Convergence(self.cluster, self.watch, plan, self.apps)
+        self._promises = TopicPromises(plan)
+        self.queues = QueueOperations(self.cluster, self.watch, plan, self.history, self._promises)
         self._final = FinalChecks(
             self.cluster,
             self.watch,
@@ -87,6 +91,7 @@ class SimulationRun:
             self.service,
             self._liveness,
             self._convergence,
+            self._promises,
         )
 
     @property
@@ -133,12 +138,20 @@ class SimulationRun:
         else:
             self.waived = "beyond-repair"
             return
-        for phase in (self._heal, self._final.check_reads, self._check_survivor):
+        for phase in (self._heal, self._check_reads, self._check_survivor):
             try:
                 phase()
             except Waived as problem:
                 self.waived = self.waived or str(problem)
         self.cluster.check()
+
+    def close(self) -> None:
+        """End the calls that still wait; no rule counts any more."""
+        self.queues.kill_all()
+
+    def _check_reads(self) -> None:
+        self._final.check_reads()
+        self.queues.check()
 
     def _check_survivor(self) -> None:
         if self.nemesis is not None and not self.waived:
@@ -182,14 +195,17 @@ class SimulationRun:
 
     def _op(self, step: list[object], _: object) -> None:
         if step[1] == "send":
-            _, _, index, topic, partition, count, size = step
+            _, _, index, topic, partition, count, size, *rest = step
+            home = str(rest[0]) if rest else ""
             app = self.apps[f"app-{index}"]
             if app.is_up:
-                app.send(str(topic), str(partition), int(str(count)), int(str(size)))
+                app.send(str(topic), str(partition), int(str(count)), int(str(size)), home)
         elif step[1] in ("seek", "find", "rejoin"):
             app = self.apps[f"app-{step[2]}"]
             if app.is_up:
                 app.do(step)
+        elif step[1] in KINDS:
+            self.queues.do(step)
         elif self.boss is not None:
             self.boss.administrate(step)
 
@@ -217,6 +233,8 @@ class SimulationRun:
             for name in self.cluster.brokers:
                 self.cluster.stop(name)
                 self.cluster.restart(name)
+        if self.plan.restart != "none":
+            self.queues.kill_all()
         for name in list(self.apps):
             if self.plan.restart != "none":
                 self._crash_app(name)
@@ -246,9 +264,10 @@ class SimulationRun:
             progress=self._convergence.acknowledged,
         )
         self._liveness.until(
-            lambda: self._convergence.are_delivered(self.history, self._final.keeps_copy),
+            lambda: self._convergence.are_delivered(self.history, self._promises.keeps_copy),
             "delayed-are-delivered",
         )
+        self.queues.settle(self._liveness)
         left = self.nemesis.disks.left if self.nemesis is not None else None
         self._liveness.until(lambda: self._convergence.is_converged(left), "replicas-converge")
 
@@ -315,6 +334,7 @@ def _run_plan(plan: Plan, waive: Collection[str], result: Result, *, trace: bool
         result.violation = f"crash-{type(error).__name__}"
         result.message = "".join(traceback.format_exception(error)[-8:])
     if run is not None:
+        run.close()
         world, history = run.world, run.history
         result.digest, result.events = world.digest, world.events
         result.virtual_s, result.at_us = world.now / SECOND, world.now

@@ -7,6 +7,8 @@ from collections import deque
 import pytest
 
 import pymq
+from pymq.client.group.lease_requests import FIRST
+from pymq.core.observe.coverage import counting
 from pymq.testing import Cluster
 from pymq.testing.simulation.network import LinkFaults
 
@@ -161,3 +163,62 @@ def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
                         free.remove(consumer)
                 cluster.run(seconds=0.001)
             assert sorted(found) == [b"long", b"next"]
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_the_next_task_is_there_when_a_worker_has_finished(brokers: int) -> None:
+    """A worker does not wait for a lease and a fetch after each task: 4 ms or more of each 24."""
+    with Cluster(brokers=brokers, seed=brokers) as cluster:
+        cluster.network.set_faults(LinkFaults(delay_us=1_000))
+        cluster.client().create_topic("t", partitions=4, replicas=brokers)
+        took, starved = share(cluster, "t", send_first=False)
+        assert took <= 1_080, f"{took} ms"
+        assert starved <= 3 * TASK_MS, f"a worker was without a task for {starved} ms"
+
+
+def test_a_record_that_was_leased_ahead_does_not_wait_for_a_long_task() -> None:
+    """The worker expects another short task, so it asks for the next record too early."""
+    with Cluster(brokers=1) as cluster, counting() as counts:
+        cluster.client().create_topic("t", partitions=1)
+        one = Hand(cluster.client().consumer("t", group="g"))
+        two = cluster.client().consumer("t", group="g")
+        for _ in range(1_000):  # Wait until both have joined.
+            cluster.run(seconds=0.001)
+            one.step(0)
+            assert two.poll(timeout=0) == []
+        two.close()
+        with cluster.client().producer() as producer:
+            for number in range(40):
+                producer.send("t", b"%d" % number)
+        for ms in range(500):
+            one.step(ms)
+            cluster.run(seconds=0.001)
+        assert one.current is not None
+        assert FIRST < len(one.done) < 30
+        assert not one.waiting, "the worker gets one task at a time"
+        left = 40 - len(one.done) - 1  # The present task takes for ever.
+        two = cluster.client().consumer("t", group="g")
+        found = 0
+        for _ in range(500):
+            records = two.poll(timeout=0)
+            two.ack(records)
+            found += len(records)
+            cluster.run(seconds=0.001)
+        assert found == left
+        assert counts["worker.surplus"] == 1
+
+
+def test_a_record_with_a_key_is_not_leased_ahead() -> None:
+    """The application may return a record, which must come again before later ones of its key."""
+    with Cluster(brokers=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", partitions=1)
+        with mq.producer() as producer:
+            producer.send_many("t", [b"v"] * 20, [b"k"] * 20).wait()
+        with cluster.client().consumer("t", group="g") as consumer:
+            for number in range(10):
+                (record,) = consumer.poll(1, timeout=30)
+                assert record.offset == number
+                cluster.run(seconds=0.02)
+                assert mq.describe_group("g").delivered == {("t", "0"): number + 1}
+                consumer.ack(record)

@@ -13,6 +13,8 @@ from pymq.core.batch.offset_ranges import Ranges
 from pymq.core.group.consumer_group import PAUSE_MAX_MS
 from pymq.core.group.lease_manager import IDLE_TRIES
 from pymq.core.message import BEGIN, Acquire, Acquired, Join, Leave, Message, Settle
+from pymq.core.pending.growth import Growth
+from pymq.core.types import TopicPartition
 from tests.core.group.test_coordinator import ACK_WAIT, SESSION, Host, leases
 
 Grants = Sequence[tuple[str, int, int, int]]
@@ -219,3 +221,107 @@ def test_ranges_are_sets_of_offsets() -> None:
 def test_of_too_many_ranges_the_lowest_are_forgotten() -> None:
     ranges = Ranges(2, [(0, 1), (2, 3), (4, 5)])
     assert list(ranges) == [(2, 3), (4, 5)]
+
+
+# --- leases ahead -------------------------------------------------------------------------------
+
+
+def ask_ahead(host: Host, member: str, end: int, *unkeyed: tuple[int, int]) -> Grants | None:
+    """Acquire as a member that still works on other records."""
+    spans = tuple(("0", *span) for span in unkeyed)
+    known = (("0", 0, end),)
+    acquire = Acquire(host.id(), "g", member, known, 1, 0, spans, shares=True, ahead=True)
+    return leases(host.send(member, acquire)[-1:])
+
+
+def test_who_asks_ahead_gets_what_nobody_waits_for(host: Host) -> None:
+    join(host, "m1", "m2")
+    assert ask(host, "m2") is None
+    assert ask_ahead(host, "m1", 2, (0, 2)) == [("0", 1, 2, 1)]
+    assert got(host, "m2") == [("0", 0, 1, 1)], "the member that waits comes first"
+    assert ask_ahead(host, "m1", 2, (0, 2)) == [], "the request does not wait"
+    assert ask(host, "m2") is None
+    assert ask_ahead(host, "m1", 3, (0, 3)) == []
+    assert got(host, "m2") == [("0", 2, 3, 1)]
+
+
+def test_who_asks_ahead_gets_no_record_that_may_have_a_key(host: Host) -> None:
+    """The member may return an earlier record of that key, which must come first."""
+    join(host, "m1")
+    assert ask(host, "m1", 4, (2, 3)) == [("0", 0, 1, 1)]
+    assert ask_ahead(host, "m1", 4, (2, 3)) == [("0", 2, 3, 1)]
+    assert ask_ahead(host, "m1", 4, (2, 3)) == []
+    assert ask(host, "m1", 4, (2, 3)) == [("0", 1, 2, 1)]
+
+
+def test_a_lease_says_whether_there_is_more_without_an_order(host: Host) -> None:
+    join(host, "m1")
+
+    def has_more(end: int, *unkeyed: tuple[int, int]) -> bool:
+        spans = tuple(("0", *span) for span in unkeyed)
+        acquire = Acquire(host.id(), "g", "m1", (("0", 0, end),), 1, 0, spans, shares=True)
+        answer = host.send("m1", acquire)[-1]
+        assert isinstance(answer, Acquired)
+        assert len(answer.leases) == 1
+        return answer.has_more
+
+    assert has_more(3, (0, 2))
+    assert not has_more(3, (0, 2)), "the last record may have a key"
+    assert not has_more(3, (0, 2))
+    assert not has_more(4, (0, 4)), "it is the last one"
+    assert has_more(6, (0, 6))
+
+
+# --- the broker tells its coordinators ----------------------------------------------------------
+
+
+def grow(
+    host: Host,
+    end: int,
+    *unkeyed: tuple[int, int],
+    topic_id: str = "",
+    partition: str = "0",
+    priorities: tuple[tuple[int, int, int], ...] = (),
+) -> None:
+    """Let a partition grow whose leader is the coordinator's broker."""
+    name = TopicPartition("t", partition)
+    host.coordinator.grown(Growth(name, topic_id, end, unkeyed, priorities), host.now)
+
+
+def test_a_member_that_waits_gets_the_records_of_a_broker_that_leads_the_partition(
+    host: Host,
+) -> None:
+    """No member reports the new end: the partition's owner works on other records."""
+    join(host, "m1", "m2")
+    assert ask(host, "m1", 1, (0, 1)) == [("0", 0, 1, 1)]
+    assert ask(host, "m2") is None
+    grow(host, 2, (0, 2))
+    assert got(host, "m2") == [("0", 1, 2, 1)]
+    assert ask(host, "m2") is None
+    grow(host, 3, (0, 2))
+    assert got(host, "m2") is None, "the record may have a key"
+    assert ask(host, "m1", 3, (0, 2)) == [("0", 2, 3, 1)]
+
+
+def test_the_owner_that_waits_gets_records_with_keys_of_its_broker(host: Host) -> None:
+    join(host, "m1")
+    assert ask(host, "m1", 0) is None
+    grow(host, 1)
+    assert got(host, "m1") == [("0", 0, 1, 1)]
+
+
+def test_records_of_another_topic_or_of_an_unknown_partition_are_not_leased(host: Host) -> None:
+    join(host, "m1", "m2")
+    assert ask(host, "m1", 0) is None
+    assert ask(host, "m2") is None
+    grow(host, 5, (0, 5), topic_id="ab" * 16)  # a later topic of that name
+    grow(host, 5, (0, 5), partition="1")  # no member has said where the group begins
+    assert got(host, "m1") is None
+    assert got(host, "m2") is None
+
+
+def test_records_of_a_broker_keep_their_priorities(host: Host) -> None:
+    join(host, "m1")
+    assert ask(host, "m1", 0) is None
+    grow(host, 3, (0, 3), priorities=((2, 3, 7),))
+    assert got(host, "m1") == [("0", 2, 3, 1)]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import pymq
-from pymq.core.message import ListTopics, Message
+from pymq.core.message import Fetched, ListTopics, Message
 from pymq.core.ready import (
     Append,
     Compact,
     Compacted,
     CreateBlock,
+    Read,
     Recover,
     Recovered,
     RecoverFailed,
+    Truncate,
+    Write,
     WriteFailed,
 )
 from pymq.core.types import NEVER, BlockId
@@ -101,6 +105,40 @@ def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
     loop.run()
     assert [len(call) for call in store.calls] == [3, 3]
     assert order == ["heard after 2 writes"]
+
+
+def fetch(number: int, end: int = 1, peer: str = "other") -> Read:
+    """Return a read of the block of partition *number*, for the fetch with that id."""
+    answer = Fetched(number, "t", str(number), 0, 0, end)
+    return Read(peer, answer, block(number), 0, end, 1 << 20)
+
+
+def test_a_fetch_of_committed_records_does_not_wait_for_the_write(loop: Loop) -> None:
+    """The answer leaves before the write of the turn, also if that appends to the same block."""
+    store, broker, other = CountingStore(), Scripted(), Scripted()
+    loop.add_broker("broker", broker, store)
+    loop.add("other", other)
+    broker.out.write = [*(CreateBlock(block(n), 0, "t", str(n)) for n in range(3)), append(0)]
+    broker.out.write += [append(1), append(2)]
+    loop.run()
+    order: list[tuple[str, int]] = []
+    write = store.write
+
+    def note(writes: Sequence[Write]) -> list[WriteFailed]:
+        # A message within the process is in the inbox, and other processes get it at the flush.
+        order.extend(("read", m.id) for *_, m in loop.inbox if isinstance(m, Fetched))
+        order.append(("write", len(writes)))
+        return write(writes)
+
+    store.write = note  # type: ignore[method-assign] # to see what has left before
+    broker.out.write = [append(0, 1), Truncate(block(1), 1)]
+    broker.out.read = [fetch(0), fetch(1), fetch(2), fetch(9)]
+    loop.touch("broker")
+    loop.run()
+    assert order == [("read", 0), ("read", 2), ("write", 2)]
+    found = [m for _, m in other.heard if isinstance(m, Fetched)]
+    assert sorted(m.id for m in found) == [0, 1, 2, 9], "each is answered once"
+    assert all(bool(m.data) == (m.id != 9) and (m.error is None) == (m.id != 9) for m in found)
 
 
 def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:

@@ -111,12 +111,15 @@ def _has_groups(questions: Requests) -> bool:
     return True
 
 
-def count_members(questions: Requests, group: str) -> int:
-    """Return how many members a group has; 0 if there is no such group."""
+def may_have_members(questions: Requests, group: str) -> bool:
+    """Whether a group has members, or a new coordinator does not know yet whether it has."""
+    if not _has_groups(questions):
+        return False
     try:
-        return len(questions.group_state(group).members) if _has_groups(questions) else 0
-    except UnknownGroup:
-        return 0
+        state = questions.group_state(group)
+    except UnknownGroup as error:
+        return error.details.get("is_new") is True
+    return bool(state.members) or state.is_new
 
 
 def describe(questions: Requests, group: str) -> GroupDescription:

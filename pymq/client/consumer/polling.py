@@ -129,6 +129,7 @@ class Polling:
         count = sum(map(len, views))
         if self._worker is not None:
             self._given, self._given_at = count, self._driver.loop.clock()
+            self._worker.ahead.delivered(count, max_records, self._given_at)
         # No call in between: other threads change this counter, too.
         self._tally.consumed += count
         return views

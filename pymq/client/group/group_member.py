@@ -18,7 +18,7 @@ from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.fetching.offset_spans import Span
 from pymq.client.fetching.replica_preference import Preference
 from pymq.client.group.acknowledgements import Acknowledger
-from pymq.client.group.lease_requests import LeasePace, LeaseRequests
+from pymq.client.group.lease_requests import LeaseAhead, LeasePace, LeaseRequests
 from pymq.client.group.lease_validity import LeaseValidity
 from pymq.client.group.leased_fetches import LeasedFetches
 from pymq.client.group.membership import BEAT_MS, Key, Membership, MembershipState, WorkerConfig
@@ -79,6 +79,7 @@ class GroupConsumer(ConsumerMachine):
             self.paused,
             Preference(name, rack),
         )
+        self.pace = LeasePace(config.prefetch)
         self.lease_requests = LeaseRequests(
             self.membership,
             self.watches,
@@ -100,7 +101,9 @@ class GroupConsumer(ConsumerMachine):
             tally or Counters(),
             self.dead,
         )
-        self.pace = LeasePace(config.prefetch)
+        self.ahead = LeaseAhead(
+            name, self.lease_requests, self.undelivered, self.settler, self.pace, driver
+        )
         # how many records the last lease skipped, if none of them was for the application
         self._skipped = 0
         self._tell_at = NEVER  # when to report the ends of partitions while the application works
@@ -142,6 +145,7 @@ class GroupConsumer(ConsumerMachine):
         The time of their leases began when the coordinator leased them.
         """
         self.poll_timer.is_used = self.undelivered.is_at_work = True
+        self.undelivered.handed += 1
         view = self.undelivered.unexpired(chunk)
         self.settler.handed.out(view)
         return view
@@ -220,8 +224,10 @@ class GroupConsumer(ConsumerMachine):
                 self._lapse()
         if now >= self.undelivered.renew_at:
             self.undelivered.renew(now)
+        if now >= self.ahead.due:
+            self.ahead.ask(now)
         if now >= self.undelivered.return_at:
-            self.undelivered.return_surplus(is_stuck=bool(self.stuck()))
+            self.undelivered.return_surplus(now, is_stuck=bool(self.stuck()))
         if now >= self._tell_at:
             self._tell_at = NEVER if self.lease_requests.tell(now) else now + TELL_MS
         for kind, what in self._timers.over(now):
@@ -259,6 +265,7 @@ class GroupConsumer(ConsumerMachine):
             self.membership.beat_at,
             self.undelivered.renew_at,
             self.undelivered.return_at,
+            self.ahead.due,
             self._tell_at,
             self.poll_timer.look_at,
             self.settler.due,

@@ -8,13 +8,19 @@ If many ends change, the next request waits for an answer and reports all change
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from pymq.client.base import Outbox
+from pymq.client.base import ClientDriver, Outbox
+from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.leased_fetches import LeasedFetches
 from pymq.client.group.membership import Key, Membership
 from pymq.client.group.watches import WatermarkWatches
 from pymq.core.message import Acquire, Acquired
 from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.types import NEVER
+
+if TYPE_CHECKING:
+    from pymq.client.group.undelivered_records import UndeliveredRecords
 
 # how long a request may wait at the coordinator; its answer proves the coordinator alive
 WAIT_MS = 2_000
@@ -22,6 +28,7 @@ ACQUIRES_MAX = 16  # requests without an answer, which may come late
 FIRST = 16  # records, before the application's speed is known
 GROWTH = 8  # greatest growth from one lease to the next
 AHEAD_MS = 20  # milliseconds of work that are leased at a time
+LEAD_MS = 5  # a lease and a fetch, on a busy machine or a slow network
 
 
 class LeaseRequests:
@@ -40,6 +47,7 @@ class LeaseRequests:
     ) -> None:
         self.halted: Collection[str] = ()  # partitions with records that cannot be read
         self.wanted = 0  # records that the application polls for, until some are leased
+        self.has_more = False  # there were more unordered records than the last lease took
         self._membership = membership
         self._watches = watches
         self._leased = leased
@@ -59,6 +67,11 @@ class LeaseRequests:
     def is_waiting(self) -> bool:
         """Whether a request is not answered."""
         return self._waiting != 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the member may send a request that replaces no other one."""
+        return self._membership.is_joined and not self._waiting
 
     @property
     def shares(self) -> bool:
@@ -111,8 +124,11 @@ class LeaseRequests:
             self._told[request] = found
         return found
 
-    def ask(self, now: int) -> None:
-        """Ask for leases, if there is room and the application polls."""
+    def ask(self, now: int, ahead: int = 0) -> None:
+        """Ask for leases, if there is room and the application polls.
+
+        With *ahead* the application works on other records, and will soon want so many.
+        """
         membership, outbox = self._membership, self._outbox
         # A partition without a reachable leader must not hold up the others.
         stuck = self._leased.stuck(now)
@@ -130,20 +146,22 @@ class LeaseRequests:
             return  # The next answer or timeout will wake the member.
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
-        count, group, member = self.wanted or 1, membership.group, membership.name
+        wait = 0 if ahead else WAIT_MS
+        count, group, member = ahead or self.wanted or 1, membership.group, membership.name
         request = Acquire(
             self._waiting,
             group,
             member,
             known,
             count,
-            WAIT_MS,
+            wait,
             self._unkeyed(),
             shares=self.shares,
             priorities=self._priorities(self._waiting),
+            ahead=ahead > 0,
         )
         outbox.post(coordinator, request)
-        due = now + WAIT_MS + membership.coordinator.patience_ms
+        due = now + wait + membership.coordinator.patience_ms
         self._open[self._waiting] = due
         self._timers.set(("acquire", self._waiting), due)
 
@@ -196,6 +214,7 @@ class LeaseRequests:
         if m.leases:
             # Reset this also if a later request has replaced this one: the two may have crossed.
             self.wanted = 0
+            self.has_more = m.has_more
         if m.id == self._waiting:
             self._waiting = 0
         return m.id == self._introduction
@@ -221,6 +240,7 @@ class LeasePace:
         self._prefetch = prefetch
         self._limit = FIRST
         self._last = 0, 0.0  # weighted sums of records and of milliseconds
+        self._each_ms: float | None = None  # milliseconds of work for a record, once known
         # milliseconds between two polls that do not depend on the number of records
         self._idle_ms = 0.0
 
@@ -243,6 +263,70 @@ class LeasePace:
             self._idle_ms = ms
         self._idle_ms = min(self._idle_ms, ms)
         self._last = records, ms
-        each = (ms - self._idle_ms) / records
+        self._each_ms = each = (ms - self._idle_ms) / records
         fitting = int(AHEAD_MS / each) if each * (GROWTH * self._limit) > AHEAD_MS else 1 << 31
         self._limit = max(1, min(fitting, max(records, self._limit) * GROWTH))
+
+    def expected_ms(self, records: int) -> int | None:
+        """How long the application will take for *records*, which are the last that it leased.
+
+        None if its speed is not known, or if it has chosen how many records to lease.
+        """
+        if self._each_ms is None or self._prefetch:
+            return None
+        return int(self._each_ms * records)
+
+
+class LeaseAhead:
+    """Asks for the next records shortly before the application polls for them.
+
+    A lease and the fetch of its records take two round trips, during which the application would
+    have nothing to do. The member knows about when the application will have finished, and asks
+    `LEAD_MS` earlier. It must not ask much earlier: while records wait for a busy application,
+    another member may be idle. Records that come too early are returned
+    (:meth:`~pymq.client.group.undelivered_records.UndeliveredRecords.return_surplus`). If the last
+    lease took all records that there were, the member does not ask ahead: an idle member may get
+    the next ones, and the request would cost time for nothing.
+
+    The member asks ahead for records without an order only. An application that returns a record
+    with ``nack`` gets it again before later ones of its key.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        requests: LeaseRequests,
+        undelivered: UndeliveredRecords,
+        settler: Acknowledger,
+        pace: LeasePace,
+        driver: ClientDriver,
+    ) -> None:
+        self.due = NEVER
+        self._name = name
+        self._requests = requests
+        self._undelivered = undelivered
+        self._settler = settler
+        self._pace = pace
+        self._driver = driver
+        self._wanted = 0  # how many records a poll may return
+
+    def delivered(self, records: int, wanted: int, now: int) -> None:
+        """Note that a poll for up to *wanted* has returned *records*; any thread may call this."""
+        work_ms = self._pace.expected_ms(records)
+        # With less than a millisecond of work the application polls before an answer could come.
+        if not (work_ms and self._requests.has_more and self._requests.shares):
+            return
+        self._wanted = wanted
+        self.due = due = now + max(0, work_ms - LEAD_MS)
+        self._driver.loop.rearm(self._name)
+        self._driver.arm(due, self._name)
+
+    def ask(self, now: int) -> None:
+        """Ask for records, unless the application polls, or some wait for it already."""
+        self.due = NEVER
+        requests, undelivered = self._requests, self._undelivered
+        if not undelivered.is_at_work or undelivered.are_coming or not requests.is_free:
+            return
+        requests.wanted = 0  # The last poll may have asked twice.
+        self._settler.settle()
+        requests.ask(now, ahead=self._pace.limit(self._wanted))

@@ -54,6 +54,8 @@ class UndeliveredRecords:
         self.is_at_work = False  # the application has got records and has not polled since
         self.renew_at = NEVER
         self.return_at = NEVER
+        self.handed = 0  # how many views the application has got
+        self._handed_before = 0  # ... when the timer was set
         self._membership = membership
         self._chunks = chunks
         self._lock = lock  # protects *chunks*
@@ -142,8 +144,9 @@ class UndeliveredRecords:
 
     def fetched(self, now: int) -> None:
         """Note that a fetch may have returned records."""
-        if self.is_at_work and self._chunks:
-            self.return_at = min(self.return_at, now + AHEAD_MS)
+        if self.is_at_work and self._chunks and self.return_at == NEVER:
+            self.return_at = now + AHEAD_MS
+            self._handed_before = self.handed
 
     def renew(self, now: int) -> None:
         """Renew the leases."""
@@ -160,13 +163,17 @@ class UndeliveredRecords:
                 self._chunks.remove(chunk)
         return [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
 
-    def return_surplus(self, *, is_stuck: bool) -> None:
+    def return_surplus(self, now: int, *, is_stuck: bool) -> None:
         """Return records that came while the application works on others.
 
-        The member sent a second request before the first answer came, and both brought records. The
-        records of the second answer would wait here although other members are idle.
+        Either the application takes longer than before, so that the member has asked too early for
+        the next records. Or the member sent a second request before the first answer came, and both
+        brought records. The records would wait here although other members are idle.
         """
         self.return_at = NEVER
+        if self.handed != self._handed_before:
+            self.fetched(now)  # The application has polled since, so these records came later.
+            return
         if not self.is_at_work or is_stuck:
             return
         if surplus := self.take_out():

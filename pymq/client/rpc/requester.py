@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pymq.client.admin.groups import count_members
+from pymq.client.admin.groups import may_have_members
 from pymq.client.options import check_seconds
 from pymq.client.rpc.mailbox import REPLIES, Pending, ReplyMailbox, choose_partition
 from pymq.core.batch.record import Record
@@ -85,7 +85,9 @@ class Requester:
     def check(self, service: str, since: float = 0.0) -> None:
         """Check that a service has a responder, unless that was checked within a second.
 
-        A check from before *since*, on the monotonic clock, does not count.
+        A check from before *since*, on the monotonic clock, does not count. While the group's
+        coordinator has just taken over, it may not know the responders yet: then the service counts
+        as having one.
 
         Raises:
             NoResponders: it has none.
@@ -98,7 +100,7 @@ class Requester:
         self._checked.pop(service, None)
         try:
             self._client.questions.topic_metadata(service)
-            is_there = count_members(self._client.questions, service) > 0
+            is_there = may_have_members(self._client.questions, service)
         except UnknownTopic:
             is_there = False
         if not is_there:

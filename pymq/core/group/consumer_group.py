@@ -153,10 +153,13 @@ class ConsumerGroup:
             if limit <= 0:
                 break
             leased = self._lease_own(member, limit, now, least)
-            if shares and limit > 0 and (not (found or leased) if least == 0 else not leased):
-                leased = self._lease_elsewhere(member, limit, now, least)
             limit -= sum(lease.end - lease.start for lease in leased)
             found += leased
+            # Urgent records of other partitions come before the member's own that are less urgent.
+            if shares and limit > 0 and (least > 0 or not found):
+                leased = self._lease_elsewhere(member, limit, now, least)
+                limit -= sum(lease.end - lease.start for lease in leased)
+                found += leased
         return tuple(found)
 
     def _levels(self, consumed: TopicState, now: int) -> list[int]:
@@ -187,8 +190,8 @@ class ConsumerGroup:
             loose, among = self.offsets.loose(member.topic, leases), EVERYTHING
             # If there are more members than partitions, several members share one.
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
-            if leases.held_by_others(allowed, loose):
-                # Another member still has leases on ordered records of the partition.
+            if member.waiting.ahead or leases.held_by_others(allowed, loose):
+                # This or another member still works on ordered records of the partition.
                 among = loose
             share = self._share(member, leases, known[1], limit, loose)
             leased = self._acquire(member, partition, leases, known[1], share, now, among, least)
@@ -213,8 +216,11 @@ class ConsumerGroup:
         return [attrs.evolve(lease, partition=partition) for lease in found]
 
     def _lease_elsewhere(self, member: Member, limit: int, now: int, least: int) -> list[Lease]:
-        """Lease unordered records of another member's partition to an idle member."""
-        consumed = self.offsets.topic(member.topic)
+        """Lease unordered records of other members' partitions, of a priority of at least *least*.
+
+        At priority 0 the records of one partition are enough for an idle member.
+        """
+        consumed, found = self.offsets.topic(member.topic), list[Lease]()
         for partition in list(consumed.open):
             name = member.topic, partition
             if member.id in self.owners(*name):
@@ -230,8 +236,33 @@ class ConsumerGroup:
                 mark("group.lent")
                 consumed.open[partition] = None  # Move the partition to the end of the line.
                 share = self._share(member, leases, known[1], limit, loose)
-                return self._acquire(member, partition, leases, known[1], share, now, loose, least)
-        return []
+                leased = self._acquire(
+                    member, partition, leases, known[1], share, now, loose, least
+                )
+                found += leased
+                limit -= sum(lease.end - lease.start for lease in leased)
+                if not least or limit <= 0:
+                    break
+        return found
+
+    def is_awaited(self, topic: str) -> bool:
+        """Whether a member waits for records of a topic."""
+        if self.offsets.topic(topic).idle:
+            return True
+        return any(m.waiting is not None and m.topic == topic for m in self.members.values())
+
+    def has_unordered(self, topic: str, now: int) -> bool:
+        """Whether unordered records of a topic may be leased."""
+        consumed = self.offsets.topic(topic)
+        for partition in list(consumed.open):
+            leases = self.offsets.leases.get((topic, partition))
+            known = consumed.reach.get(partition)
+            if leases is not None and known is not None:
+                loose = self.offsets.loose(topic, leases)
+                if leases.has_available(known[1], now, loose):
+                    return True
+            del consumed.open[partition]
+        return False
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
         """How many records of a partition one member gets, if others are idle.
@@ -254,11 +285,11 @@ class ConsumerGroup:
             due = min(due, member.gone_at, member.waits_until)
         return due
 
-    def describe(self, request: int, now: int) -> GroupState:
-        """Describe the group, as the answer to a request."""
+    def describe(self, request: int, now: int, *, is_new: bool = False) -> GroupState:
+        """Describe the group, as the answer to a request; *is_new*: of a new coordinator."""
         members = tuple(member.describe(now) for member in self.members.values())
         offsets = self.offsets.describe()
-        return GroupState(request, self.name, self.generation, members, offsets)
+        return GroupState(request, self.name, self.generation, members, offsets, is_new=is_new)
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.lease_manager import GroupContext, LeaseManager
+from pymq.core.group.lease_manager import Awaited, GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
@@ -50,6 +50,7 @@ from pymq.core.message import (
     Unsubscribe,
 )
 from pymq.core.observe.coverage import mark
+from pymq.core.pending.growth import Growth
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from pymq.core.group.kafka.coordinator import KafkaGroupCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
+# Within this time, members of the former coordinator have joined the new one: they send a heartbeat
+# every three seconds at least.
+REJOIN_MS = 4_000
 
 
 class GroupCoordinator:
@@ -72,7 +76,11 @@ class GroupCoordinator:
         now: int,
         first_request: int = 0,
         limits: GroupLimits | None = None,
+        awaited: Awaited | None = None,
+        *,
+        is_first: bool = True,
     ) -> None:
+        """Prepare to load the groups; *is_first*: there was no coordinator before."""
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, ConsumerGroup] = {}
@@ -82,13 +90,22 @@ class GroupCoordinator:
         self._limits = limits or GroupLimits()
         self._timers: TimerHeap[str] = TimerHeap()
         context = GroupContext(
-            host, self._limits, self.groups, self.offsets, self.clock, self._timers
+            host,
+            self._limits,
+            self.groups,
+            self.offsets,
+            self.clock,
+            self._timers,
+            index,
+            {} if awaited is None else awaited,
         )
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
         self._context = context
         self._kafka: KafkaGroupCoordinator | None = None  # made for the first Kafka client
         self._assignors = assignors
+        # Until then, members of a former coordinator may not have joined this one.
+        self._is_new_until = 0 if is_first else now + REJOIN_MS
         # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
@@ -102,6 +119,8 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self.offsets.loaded(m, now):
+            if self._is_new_until:
+                self._is_new_until = now + REJOIN_MS
             for name in self.groups:
                 self._rearm(name)  # The clock must run until delays end, also before members come.
             deleted, self._deleted = self._deleted, []
@@ -139,6 +158,16 @@ class GroupCoordinator:
                 self._asked(source, check(m), now)
             except PymqError as error:
                 self._host.reply(source, refusal(m, error), now)
+        self._arm()
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Lease the new records of a partition on this broker to members that wait for some.
+
+        The member that watches the partition will report them, too. But that takes two more
+        messages, and up to 20 ms while this member works.
+        """
+        self.clock.look(now)
+        self._leases.grown(growth, now)
         self._arm()
 
     def _asked(self, source: str, m: GroupRequest, now: int) -> None:
@@ -238,10 +267,12 @@ class GroupCoordinator:
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
         group = self.groups.get(m.group)
         answer: Message
+        is_new = now < self._is_new_until
         if group is None:
-            answer = refusal(m, UnknownGroup(f"there is no group {m.group!r}"))
+            error = UnknownGroup(f"there is no group {m.group!r}", is_new=is_new)
+            answer = refusal(m, error)
         elif isinstance(m, GetGroup):
-            answer = group.describe(m.id, self.clock.ms)
+            answer = group.describe(m.id, self.clock.ms, is_new=is_new)
         else:
             answer = group.offsets.describe_leases(m, self.clock.ms)
         self._host.reply(source, answer, now)

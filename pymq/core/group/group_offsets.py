@@ -11,6 +11,7 @@ from pymq.core.group.leases import Leases
 from pymq.core.group.member import Member
 from pymq.core.group.topic_state import TopicState
 from pymq.core.message import Acquire, GetLeases, GroupLeases, GroupOffset, Range, Settle
+from pymq.core.pending.growth import Growth
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
@@ -114,6 +115,25 @@ class GroupOffsets:
                 consumed.has_priorities = True
                 leases.prioritize(run[1:] for run in runs)
         return news, changed
+
+    def grown(self, growth: Growth) -> bool:
+        """Adopt the end of a partition from its leader; returns whether the group consumes it."""
+        topic, partition = growth.name
+        leases, consumed = self.leases.get(growth.name), self.topic(topic)
+        if (
+            leases is None
+            or partition not in consumed.reach
+            or (consumed.topic_id != growth.topic_id)
+        ):
+            return False  # A member will report where the group begins.
+        consumed.learn(partition, -1, growth.end)
+        for start, end in growth.unkeyed:
+            leases.unkeyed.put(max(start, leases.committed), end)
+        if growth.priorities:
+            consumed.has_priorities = True
+            leases.prioritize(growth.priorities)
+        self.open(topic, partition)
+        return True
 
     def _begin(self, name: Name, member: Member, consumed: TopicState) -> bool:
         """Give a partition an offset if it has none; returns whether it must be written."""

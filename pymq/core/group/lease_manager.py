@@ -16,9 +16,13 @@ from pymq.core.group.group_offsets import Name
 from pymq.core.group.member import Member, MemberState
 from pymq.core.group.offset_log import GroupHost, OffsetLog
 from pymq.core.message import Acquire, Acquired, Lease, Settle, Settled
+from pymq.core.pending.growth import Growth
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.values import define
+
+# By topic, the groups whose members may wait for its records, each with its coordinator's index.
+Awaited = dict[str, dict[str, int]]
 
 IDLE_TRIES = 64  # idle members that one request tries to serve
 
@@ -33,6 +37,8 @@ class GroupContext:
     offsets: OffsetLog
     clock: PausableClock  # the time of groups, members and leases
     timers: TimerHeap[str]  # by group, when something is due on that clock
+    index: int  # of the coordinator's partition of the offsets topic
+    awaited: Awaited
 
 
 class LeaseManager:
@@ -55,15 +61,33 @@ class LeaseManager:
         if member.state is MemberState.JOINING:
             # The member sent this before its Join, and has no assignment yet.
             context.host.reply(member.source, Acquired(m.id, (), group.generation), now)
-        else:
+        elif not m.ahead:
             member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)
             self._serve(group, member, now)
         if len(group.members) > 1:
             self._serve_owners(group, news, now)
             self._serve_idle(group, member.topic, now)
+        if m.ahead and member.state is MemberState.STABLE:
+            # Members that have nothing to do were served first.
+            member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)
+            self._serve(group, member, now)
         if m.max_wait_ms == 0 or member.generation != group.generation:
             self.answer(group, member, (), now)
         context.timers.sooner(m.group, member.waits_until)
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Serve the members that wait for records of a partition that has grown."""
+        context, topic = self._context, growth.name.topic
+        groups = context.awaited[topic]
+        for each in [name for name, index in groups.items() if index == context.index]:
+            group = context.groups.get(each)
+            if group is None or not group.is_awaited(topic):
+                del groups[each]
+            elif group.offsets.grown(growth):
+                self._serve_owners(group, (growth.name,), now)
+                self._serve_idle(group, topic, now)
+        if not groups:
+            del context.awaited[topic]
 
     def settle(
         self, source: str, group: ConsumerGroup, member: Member, m: Settle, now: int
@@ -92,7 +116,9 @@ class LeaseManager:
         """Answer the waiting request for records, if there is one."""
         if member.waiting is None:
             return
-        answer = Acquired(member.waiting.id, leases, group.generation)
+        shares, at = member.waiting.shares, self._context.clock.ms
+        has_more = bool(leases and shares) and group.has_unordered(member.topic, at)
+        answer = Acquired(member.waiting.id, leases, group.generation, has_more=has_more)
         member.move(MemberState.STABLE)
         group.offsets.topic(member.topic).idle.pop(member.id, None)
         self._context.host.reply(member.source, answer, now)
@@ -133,7 +159,9 @@ class LeaseManager:
         if found := group.lease(member, at):
             self._context.timers.sooner(group.name, at + member.ack_wait_ms)
             self.answer(group, member, found, now)
-        elif member.waiting.shares:
+            return
+        self._context.awaited.setdefault(member.topic, {})[group.name] = self._context.index
+        if member.waiting.shares:
             if member.state is MemberState.WAITING:
                 member.move(MemberState.IDLE, member.waiting, member.waits_until)
             group.offsets.topic(member.topic).idle[member.id] = None

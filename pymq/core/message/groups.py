@@ -72,6 +72,9 @@ class Acquire:
     ranges there whose records have no key, and *priorities* the ranges with a priority above 0,
     each with its priority. If there is nothing to lease, the answer waits for up to *max_wait_ms*,
     or until the member's next Acquire.
+
+    *ahead*: the member still works on other records. It gets only records without an order, since
+    it may return an earlier one, and only those that no waiting member takes.
     """
 
     id: int
@@ -85,6 +88,7 @@ class Acquire:
     # several members of one partition may hold keyed records at the same time.
     shares: bool | None = None
     priorities: tuple[tuple[str, int, int, int], ...] = ()
+    ahead: bool = False
 
 
 @value
@@ -108,6 +112,7 @@ class Acquired:
     leases: tuple[Lease, ...] = ()
     generation: int = 0  # if it is not the member's generation, the member sends a heartbeat
     error: PymqError | None = None
+    has_more: bool = False  # more records without an order may be leased
 
 
 @value
@@ -238,6 +243,8 @@ class GroupState:
     members: tuple[GroupMember, ...] = ()
     offsets: tuple[GroupOffset, ...] = ()
     error: PymqError | None = None
+    is_new: bool = False
+    """Whether the coordinator has just taken over: members that have not joined it are missing."""
 
 
 @value

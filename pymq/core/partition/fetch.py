@@ -23,6 +23,7 @@ from pymq.core.metadata.nodes import PartitionState
 from pymq.core.observe.coverage import mark
 from pymq.core.partition.context import PartitionContext
 from pymq.core.pending.fetch_limits import AGAIN_MS
+from pymq.core.pending.growth import Growth
 from pymq.core.pending.pending_fetches import PendingFetches
 from pymq.core.ready import FindTime, Read, TimeFound
 from pymq.errors import (
@@ -38,7 +39,7 @@ from pymq.errors import (
 class FetchHandler:
     """Answers the fetches of one partition on one broker."""
 
-    __slots__ = ("_host", "_partition", "_starts", "_times", "log_start", "waits")
+    __slots__ = ("_host", "_partition", "_starts", "_times", "_told", "log_start", "waits")
 
     def __init__(self, partition: PartitionContext) -> None:
         self._partition = partition
@@ -48,6 +49,7 @@ class FetchHandler:
         self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
         self._starts: list[int] = []  # first offsets of the blocks
         self.log_start = 0  # the first offset that is kept
+        self._told = -1  # the end that groups on this broker were told last
 
     def adopt(self, state: PartitionState) -> None:
         """Adopt the blocks of *state*."""
@@ -234,6 +236,20 @@ class FetchHandler:
         if oldest is not None:
             mark("serving.too_many_wait")
             self._answer_empty(*oldest, now)
+
+    def tell_groups(self, now: int) -> None:
+        """Tell the groups on this broker the partition's end, if it has grown."""
+        partition, opened = self._partition, self._partition.opened
+        high = opened.offsets.high_watermark
+        if high <= self._told or not partition.leads or opened.log is None:
+            return
+        runs: tuple[Run, ...] = ()
+        if opened.log.priorities:
+            runs = opened.log.priorities.between(max(self._told, 0), high)
+        self._told = high
+        unkeyed = opened.log.unkeyed.below(high)
+        growth = Growth(partition.name, partition.state.topic_id, high, unkeyed, runs)
+        self._host.grown(growth, now)
 
     def wake(self, now: int) -> None:
         """Answer the waiting fetches that have data or an error now.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from pymq.core.block.replicator import ReplicaHost, ReplicationConfig
 from pymq.core.message import Fetch, Message
+from pymq.core.pending.growth import Growth
 from pymq.core.pending.pending_fetches import WaitingRoom
 from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Ready
@@ -25,6 +27,11 @@ class Home(ReplicaHost, Protocol):
     waiting: WaitingRoom
     wall_offset_ms: int  # the wall clock minus the monotonic clock, for what runs with each batch
 
+    @property
+    def awaited(self) -> Mapping[str, object]:
+        """The topics for whose records groups wait on this broker."""
+        ...
+
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""
         ...
@@ -35,6 +42,10 @@ class Home(ReplicaHost, Protocol):
 
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
         """A batch with delayed records is committed."""
+        ...
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """A partition of a topic in ``awaited``, which this broker leads, has grown."""
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:

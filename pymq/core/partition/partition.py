@@ -264,6 +264,9 @@ class Partition(PartitionContext):
             opened.end_appointment()
             self.produces.drive_parked(now)
         self.produces.answer_due(log.stable_end, replicator.high_watermark, now)
+        if self.name.topic in self.host.awaited:
+            # First: a member that gets a lease need not ask when it learns the new end.
+            self.fetches.tell_groups(now)
         if self.fetches.waits.waiting:
             self.fetches.wake(now)
 

@@ -8,6 +8,7 @@ from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.checkers.copies import CopyRules
 from pymq.testing.checkers.groups.leases import LeaseRules
 from pymq.testing.checkers.groups.offsets import OffsetRules
+from pymq.testing.checkers.groups.priorities import PriorityRules
 from pymq.testing.checkers.groups.returned import ReturnedRules
 from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.in_sync import InSyncRules
@@ -34,6 +35,7 @@ RULES = (
     *LeaseRules.rules,
     *OffsetRules.rules,
     *ReturnedRules.rules,
+    *PriorityRules.rules,
     *MetadataRules.rules,
     *CopyRules.rules,
 )
@@ -57,6 +59,7 @@ def watch(cluster: Cluster) -> StoreWatch:
         LeaseRules(found),
         OffsetRules(found),
         ReturnedRules(found),
+        PriorityRules(found),
         MetadataRules(found),
         CopyRules(found),
     ):

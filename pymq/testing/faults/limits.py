@@ -52,6 +52,8 @@ DELAY: Knobs = {
     "NOTE_OFFSETS": ("pymq.core.delay.", (1, 20)),
     "MOVE_OFFSETS": ("pymq.core.delay.", (1, 20)),
 }
+# Drawn separately: the letters of a round of a redrive.
+REDRIVE: Knobs = {"ROUND": ("pymq.client.redrive.", (1, 4))}
 # The value in most runs that draw none of the constants above; a few runs have the usual value.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
@@ -84,6 +86,11 @@ def draw_delay(rng: Random) -> dict[str, int]:
     return _draw_half(DELAY, rng)
 
 
+def draw_redrive(rng: Random) -> dict[str, int]:
+    """Draw the letters of a round with a probability of one half."""
+    return _draw_half(REDRIVE, rng)
+
+
 def _draw_half(table: Knobs, rng: Random) -> dict[str, int]:
     return {
         name: rng.choice(choices) for name, (_, choices) in table.items() if rng.random() < 1 / 2
@@ -100,7 +107,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
     before: list[tuple[ModuleType, str, int]] = []
     try:
         for name, number in limits.items():
-            package, _ = (LIMITS | SPREAD | TURNS | DELAY)[name]
+            package, _ = (LIMITS | SPREAD | TURNS | DELAY | REDRIVE)[name]
             places = [
                 module
                 for path, module in list(sys.modules.items())

@@ -29,6 +29,7 @@ from pymq.testing.faults.kinds import (
     log_uniform,
 )
 from pymq.testing.faults.limits import draw_delay, draw_limits, draw_spread, draw_turns
+from pymq.testing.faults.queue_operations import draw_queues
 from pymq.testing.simulation.world import SECOND, mix
 
 OPS = """set_state create_partition alter reassign decommission scratch describe seek find
@@ -186,6 +187,7 @@ class Planner:
             self._retries()
             self._ops()
             self._racks()
+            draw_queues(self.plan)
         self.plan_faults()
         self.plan.ops.sort(key=lambda step: int(step[0]))
         return self.plan

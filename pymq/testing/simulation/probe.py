@@ -1,23 +1,29 @@
-"""Reads the private state of machines for checkers and tests, and changes nothing.
+"""Reads the inner state of machines for checkers and tests, or listens to it; changes nothing.
 
 No other module of the simulator reads private attributes of machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pymq.broker.broker import BrokerMachine
+from pymq.client.client import Client
 from pymq.client.group.group_member import GroupConsumer
+from pymq.client.rpc.mailbox import Pending
+from pymq.client.rpc.requester import Requester
 from pymq.controller.controller import Controller
+from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.leases import Leases
+from pymq.core.group.member import Member
 from pymq.core.group.spans import LEASED
-from pymq.core.message import Range
+from pymq.core.message import Lease, Range
 from pymq.core.metadata.nodes import PartitionState
 from pymq.core.partition.partition import Partition
 from pymq.core.types import BlockId, TopicPartition
+from pymq.hash.partitioner import key_partition
 from pymq.replication.fetch import FetchReplicator
 
 
@@ -250,3 +256,40 @@ def fetching(worker: GroupConsumer) -> Iterator[tuple[str, int]]:
     for partition, line in worker._leased._lines.items():
         for lease in line:
             yield partition, lease.position
+
+
+def requester(client: Client) -> Requester:
+    """Return the part of a client that sends requests."""
+    return client._requests()
+
+
+def count_replies(pending: Pending, on_reply: Callable[[Pending], object]) -> None:
+    """Call *on_reply* whenever a request accepts a reply."""
+    pending._on_reply = on_reply
+
+
+def on_lease(
+    coordinator: GroupCoordinator,
+    leased: Callable[[ConsumerGroup, Member, tuple[Lease, ...], int], None],
+) -> None:
+    """Call *leased* whenever a coordinator has leased records, before anything else happens.
+
+    The arguments are the group, the member that still waits, the leases, and the group's time.
+    """
+    manager = coordinator._leases
+    answer = manager.answer
+
+    def told(group: ConsumerGroup, member: Member, leases: tuple[Lease, ...], now: int) -> None:
+        if leases:
+            leased(group, member, leases, coordinator.clock.ms)
+        answer(group, member, leases, now)
+
+    manager.answer = told  # type: ignore[method-assign] # the one place where all leases pass
+
+
+def has_settled(broker: BrokerMachine, group: str, now: int) -> bool:
+    """Whether a broker coordinates a group, and for so long that all members have joined it."""
+    coordinators = broker._coordinators
+    index = key_partition(group.encode(), coordinators._offsets_partitions)
+    found = coordinators.by_index.get(index)
+    return found is not None and found.offsets.is_loaded and now >= found._is_new_until

@@ -31,6 +31,8 @@ from pymq.testing.simulation.driver import SimDriver
 from pymq.testing.simulation.nodes import ClientHost
 from pymq.testing.simulation.world import WALL_MS, mix
 from pymq.testing.workload.consuming import ReadingApp, WorkingApp, value_of
+from pymq.testing.workload.queues.letters import LetterHistory, letter_headers
+from pymq.testing.workload.queues.routes import RouteFollower, RouteHistory
 from pymq.testing.workload.service import Service
 
 KEYS = 7  # number of keys in a compacted topic
@@ -53,6 +55,8 @@ class Sent:
     error: PymqError | None = None
     due_ms: int = 0  # earliest time at which groups may get the record; 0: at once
     expires_ms: int = 0  # latest time at which groups may get the record; 0: no limit
+    home: str = ""  # of a dead letter: the partition that a redrive sends it back to
+    cancel: str = ""  # whether the record's delay was cancelled, see :mod:`.queues.cancels`
 
     @property
     def is_acked(self) -> bool:
@@ -71,6 +75,8 @@ class WorkloadHistory:
     # offset of the copy of each delayed record that a group got, by group, number and id
     copies: dict[tuple[str, int, int], int] = Factory(dict)
     admin: list[tuple[int, str, str]] = Factory(list)  # (time, request, outcome)
+    letters: LetterHistory = Factory(LetterHistory)
+    routes: RouteHistory = Factory(RouteHistory)
 
     @property
     def pending(self) -> int:
@@ -116,6 +122,7 @@ class Application:
         self.sender = Sender(
             f"{self.address}.p", self.router, self.driver, self._sender_config(), self.wall_ms
         )
+        self._routes = RouteFollower(history.routes, self.router, self.sender.config.producer_id)
         with self.driver as loop:
             loop.add(self.address, self.router)
             loop.add(self.sender.name, self.sender)
@@ -151,12 +158,14 @@ class Application:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def send(self, topic: str, partition: str, count: int, size: int) -> None:
-        """Send some records."""
+    def send(self, topic: str, partition: str, count: int, size: int, home: str = "") -> None:
+        """Send some records; with a *home*, dead letters of that partition."""
         name = (topic, partition)
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = PartitionQueue(self.sender, topic, partition)
+        if topic in self.history.routes.topics:
+            self._routes.follow(topic, self._queues)
         for _ in range(count):
             number = len(self.history.sent)
             sent = Sent(
@@ -167,8 +176,10 @@ class Application:
             if key is None and number % 10 < 10 * self.config.get("keyed", 0.0):
                 key = b"%d" % (number % KEYS)
                 queue.has_keys = True
-            headers = self._times(sent) if self._may_delay(topic) else ()
+            sent.home = home
+            headers = self._times(sent) if self._may_delay(topic) and not home else ()
             headers += self._priority(number)
+            headers += letter_headers(sent) + self._routes.note(sent, key)
             delivery = Delivery()
             if headers:
                 queue.has_extras = self.sender.backlog.has_times = True

@@ -18,6 +18,8 @@ from pymq.core.delay.record_times import DELAYED_ID, offset_of
 from pymq.core.message import BEGIN
 from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.testing.simulation.world import SECOND
+from pymq.testing.workload.queues.cancels import CANCELLED
+from pymq.testing.workload.queues.letters import is_redriven
 
 if TYPE_CHECKING:
     from pymq.testing.workload.applications import Application
@@ -117,8 +119,15 @@ class ConsumingApp(ABC):
         if number is None or number >= len(sent):
             self.app.fail("no-silent-corruption", f"{place} holds {record.value[:40]!r}")
             return -1
-        if (sent[number].topic, sent[number].partition) != (record.topic, record.partition):
+        if is_redriven(record, sent[number]):
+            broken = self.app.history.letters.came_back(record, sent[number])
+        elif (sent[number].topic, sent[number].partition) != (record.topic, record.partition):
             self.app.fail("no-invention", f"{place} holds what was sent elsewhere")
+            return number
+        else:
+            broken = self.app.history.routes.read(record, number)
+        if broken is not None:
+            self.app.fail(*broken)
         return number
 
     def stop(self) -> None:
@@ -223,8 +232,10 @@ class WorkingApp(ConsumingApp):
                 app.fail("never-early", f"{place} came {sent.due_ms - wall} ms too early")
             if sent.expires_ms and wall > sent.expires_ms:
                 app.fail("never-expired", f"{place} came {wall - sent.expires_ms} ms too late")
-        if not sent.due_ms:
+        if not sent.due_ms or is_redriven(record, sent):
             return
+        if sent.cancel == CANCELLED:
+            app.fail("cancelled-is-absent", f"{place} was cancelled")
         id = offset_of(record.headers, DELAYED_ID)
         if id is None:
             app.fail("never-early", f"{place} is delayed, and is no copy")
@@ -233,6 +244,12 @@ class WorkingApp(ConsumingApp):
         copies, key = app.history.copies, (self.worker.config.group, number, id)
         if copies.setdefault(key, record.offset) != record.offset and not app.has_lost(record):
             app.fail("delayed-once", f"{number} came in {place}, and in {copies[key]}")
+
+    def _check_route(self, record: Record, number: int) -> None:
+        """A group gets the records that its topic's route has for it."""
+        routes, group = self.app.history.routes, self.worker.config.group
+        if (broken := routes.delivered(record, number, group)) is not None:
+            self.app.fail(*broken)
 
     def take(self, records: Sequence[Record]) -> None:
         config, rng = self.app.config, self.app.rng
@@ -244,10 +261,12 @@ class WorkingApp(ConsumingApp):
         if records:
             self._given = len(records)
             self._given_at = self.app.loop.clock()
+            worker.ahead.delivered(self._given, self.app.config.get("want", 100), self._given_at)
         for record in records:
             number = self.check(record)
             if number >= 0:
                 self._check_times(record, number)
+                self._check_route(record, number)
             self._check_error(record)
             dice = rng.random()
             if dice < config.get("forget", 0.0):

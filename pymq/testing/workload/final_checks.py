@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pymq.core.types import AckMode
 from pymq.errors import (
     DeliveryTimeout,
     InvalidRequest,
@@ -21,6 +20,7 @@ from pymq.testing.simulation.world import SECOND
 from pymq.testing.workload.applications import Application, Sent, WorkloadHistory
 from pymq.testing.workload.convergence import Convergence
 from pymq.testing.workload.liveness import Liveness
+from pymq.testing.workload.promises import TopicPromises
 from pymq.testing.workload.service import Service
 from pymq.testing.workload.survivor import BOUND_S, committed_on, draw_survivor, let_others_die
 
@@ -49,6 +49,7 @@ class FinalChecks:
         service: Service,
         liveness: Liveness,
         convergence: Convergence,
+        promises: TopicPromises,
     ) -> None:
         self._cluster = cluster
         self._watch = watch
@@ -57,21 +58,7 @@ class FinalChecks:
         self._service = service
         self._liveness = liveness
         self._convergence = convergence
-        changed = {op[2] for op in plan.ops if op[1] == "set_state"}
-        raft = {topic["name"] for topic in plan.topics if topic["acks"] == "raft"}
-        self._compacted = {
-            topic["name"]
-            for topic in plan.topics
-            if topic["config"].get("cleanup_policy") == "compact"
-        }
-        self._raft_for_ever = raft - changed
-        # Retention may remove copies of delayed records before all groups have got the copies.
-        configs = [(topic["name"], topic["config"]) for topic in plan.topics]
-        configs += [(op[2], op[3]) for op in plan.ops if op[1] == "alter"]
-        shortened = {
-            name for name, config in configs if config.keys() & {"retention_bytes", "retention_ms"}
-        }
-        self._kept_for_ever = {topic["name"] for topic in plan.topics} - shortened
+        self._promises = promises
 
     def check_reads(self) -> None:
         """Read every record once more and compare them with the answers to the applications."""
@@ -95,6 +82,8 @@ class FinalChecks:
         for reading in auditor.readers:
             for (partition, offset), number in reading.seen.items():
                 place = (reading.topic, partition, offset)
+                if number < 0 or self._is_elsewhere(place, number):
+                    continue
                 if number in seen and self._is_numbered(place, seen[number]):
                     self._watch.fail(
                         "written-once", f"{number} is in {seen[number]} and in {place}"
@@ -118,7 +107,7 @@ class FinalChecks:
         survivor = draw_survivor(self._plan.seed, list(self._cluster.brokers), left)
         if survivor is None:
             return
-        wanted = committed_on(self._cluster, self._watch, survivor)
+        wanted = committed_on(self._cluster, self._plan, survivor)
         let_others_die(self._cluster, survivor)
         host = self._cluster.add_client("mourner")
         host.start()
@@ -143,6 +132,11 @@ class FinalChecks:
 
         self._liveness.until(is_read, "readable-without-leader", BOUND_S, progress)
 
+    def _is_elsewhere(self, place: tuple[str, str, int], number: int) -> bool:
+        """Whether a record came from another topic: a dead letter that was sent back."""
+        sent = self._history.sent[number]
+        return (sent.topic, sent.partition) != place[:2]
+
     def _is_numbered(self, *places: tuple[str, str, int]) -> bool:
         """Whether the batches at *places* carry sequence numbers, which show a duplicate."""
         for topic, partition, offset in places:
@@ -151,18 +145,6 @@ class FinalChecks:
             if batch is None or batch.producer_id < 0:
                 return False
         return True
-
-    def keeps_copy(self, sent: Sent) -> bool:
-        """Whether all groups get the copy of this delayed record, if it was acknowledged."""
-        return self._is_safe(sent) and sent.topic in self._raft_for_ever & self._kept_for_ever
-
-    def _is_safe(self, sent: Sent) -> bool:
-        """Whether the acknowledgement promised more than a copy on the leader."""
-        if sent.topic in self._compacted:
-            return False  # compaction may have removed the record, because its key has a later one
-        if self._plan.brokers == 1 or sent.acks is not None:
-            return self._plan.brokers == 1 or sent.acks is AckMode.RAFT
-        return sent.topic in self._raft_for_ever
 
     def _check_sent(
         self,
@@ -176,7 +158,7 @@ class FinalChecks:
         if name not in starts:
             return  # the partition is newer than the auditor's metadata
         if sent.is_acked and sent.offset >= starts[name]:
-            if not self._is_safe(sent):
+            if not self._promises.is_safe(sent):
                 return
             place = (*name, sent.offset)
             if values.get(place) != sent.number and (history is None or not history.losses):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from random import Random
 
-from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.cluster import Cluster
+from pymq.testing.faults.plan import Plan
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import mix
 
@@ -33,17 +33,19 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
     return rng.choice(found)
 
 
-def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
+def committed_on(cluster: Cluster, plan: Plan, name: str) -> Wanted:
     """Return the offset up to which a broker has all committed records of each partition.
 
-    The result leaves out topics that a run deletes and creates again, and records after a block
-    that this broker lacks.
+       Only topics of the plan count.
+    The result leaves out records after a block that this broker
+       lacks.
     """
     found: Wanted = {}
+    topics = {str(topic["name"]) for topic in plan.topics}
     broker = cluster.brokers[name].broker
     for partition in probe.partitions(broker) if broker is not None else ():
         topic, key = partition.name
-        if topic.startswith("__") or topic in watch.mortal:
+        if topic not in topics:
             continue
         end = probe.readable_from_begin(partition)
         if end is not None:

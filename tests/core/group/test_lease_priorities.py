@@ -9,7 +9,9 @@ import pytest
 from pymq.core.batch.offset_ranges import Ranges
 from pymq.core.batch.priority import RUNS_MAX, PriorityRuns
 from pymq.core.group.leases import RUNS_AT_ONCE, Leases
+from pymq.core.message import Acquire, Acquired
 from pymq.core.types import NEVER
+from tests.core.group.test_coordinator import Host
 
 
 class Model:
@@ -99,6 +101,33 @@ def test_many_runs_are_leased_in_parts() -> None:
     leases.prioritize([(n, n + 1, 5) for n in range(0, 400, 2)])
     found = leases.acquire("m", 400, 1_000, NEVER, 1, 0)
     assert [lease.start for lease in found[:RUNS_AT_ONCE]] == list(range(0, 2 * RUNS_AT_ONCE, 2))
+
+
+def test_urgent_records_of_other_partitions_come_before_less_urgent_ones_of_the_own() -> None:
+    """One member works on its partitions, and the other one has an urgent record of its own."""
+    host = Host()
+    names = ("0", "1", "2")
+    for member in ("busy", "free", "busy"):
+        host.join(member, names)
+    own = host.beat("free", names)
+    held = [name for name in names if name not in own]
+
+    def lease(member: str, runs: dict[str, tuple[int, int]], limit: int) -> list[tuple[str, int]]:
+        """Lease; of ten records in each partition *runs* have priority 9, and none has a key."""
+        known, unkeyed = tuple((n, 0, 10) for n in runs), tuple((n, 0, 10) for n in runs)
+        urgent = tuple((n, *run, 9) for n, run in runs.items())
+        ask = Acquire(host.id(), "g", member, known, limit, 0, unkeyed, True, urgent)
+        (answer,) = host.send(member, ask)
+        assert isinstance(answer, Acquired)
+        return [
+            (lease.partition, n) for lease in answer.leases for n in range(lease.start, lease.end)
+        ]
+
+    assert len(lease("busy", dict.fromkeys(held, (3, 6)), 1)) == 1
+    found = lease("free", dict.fromkeys(own, (3, 4)), 10)
+    urgent = {(name, n) for name in held for n in (3, 4, 5)} | {(name, 3) for name in own}
+    assert len(found) == 10
+    assert len(set(found[: len(urgent) - 1]) & urgent) == len(urgent) - 1
 
 
 # --- runs ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.partition.context import PartitionContext
 from pymq.core.partition.local_blocks import LocalBlocks
 from pymq.core.partition.maintenance import RETENTION_CHECK_MS, Maintenance
+from pymq.core.pending.growth import Growth
 from pymq.core.pending.pending_fetches import WaitingRoom
 from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Compact, Ready
@@ -40,6 +41,7 @@ class Host:
         self.slots = RepairScheduler(self.replication)
         self.lending = RepairThrottle(self.replication.lend_bytes)
         self.waiting = WaitingRoom()
+        self.awaited: dict[str, object] = {}
 
     def wall_ms(self, now: int) -> int:
         return self.wall_offset_ms + now
@@ -49,6 +51,9 @@ class Host:
 
     def reply(self, source: str, message: Message, now: int) -> None:
         raise AssertionError("nobody has asked")
+
+    def grown(self, growth: Growth, now: int) -> None:
+        raise AssertionError("no group waits for records")
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
         return m.max_bytes

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from attrs import evolve
 
 from pymq.coord import paths
 from pymq.coord.tree import CommitPlan
@@ -56,11 +57,13 @@ from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, BlockId, TopicPartiti
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers.base import StoreWatch
+from pymq.testing.checkers.groups.priorities import PriorityRules
 from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.ledger import WatchedStore
 from pymq.testing.checkers.rules import RULES
 from pymq.testing.simulation.nodes import BrokerHost, ClientHost
 from pymq.testing.simulation.probe import Look
+from tests.core.group.test_coordinator import Host as GroupHost
 
 if TYPE_CHECKING:
     from pymq.store.base import BlockStore
@@ -492,6 +495,7 @@ class Coordinator:
 
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
+        self._leases = SimpleNamespace(answer=lambda *arguments: None)
 
 
 def group_goes_back(s: Scene) -> None:
@@ -528,6 +532,42 @@ def nobody_serves_a_member_that_is_free(s: Scene) -> None:
     group.gets(Acquire(1, "g", "m1", (), 10, 1, shares=True), "m1")
     s.cluster.world.run(1_000_000)
     group.says(Acquired(1, (), 1), "m1")
+
+
+def gets_up_to(s: Scene, own: str, urgent: str, end: int) -> None:
+    """The owner of a partition gets its records before *end* of ten.
+
+    In the partition *urgent* the record at 5 has priority 9, and no record has a key.
+    """
+    host, real = s.host(0), GroupHost()
+    host.broker = cast(Any, SimpleNamespace(_coordinators={0: real.coordinator}))
+    names = ("0", "1")
+    for member in ("m1", "m2"):
+        real.join(member, names)
+    owners = {real.beat(member, names)[0]: member for member in ("m1", "m2")}
+    group, member = real.coordinator.groups["g"], owners[own]
+    wait = Acquire(real.id(), "g", member, tuple((n, 0, 0) for n in names), 10, 9, shares=True)
+    for checker in s.watch.checkers:
+        if isinstance(checker, PriorityRules):
+            checker.on_receive(host, "broker-0", member, wait)
+    assert real.send(member, wait) == []
+    topic, leases = group.offsets.topic("t"), group.offsets.leases
+    topic.has_priorities = True
+    topic.reach.update(dict.fromkeys(names, (0, 10)))
+    leases["t", urgent].prioritize([(5, 6, 9)])
+    leases["t", urgent].unkeyed.put(0, 10)
+    found = leases["t", own].acquire(member, end, 9, 100, 0, 0)
+    given = tuple(evolve(lease, partition=own) for lease in found)
+    topic.idle.clear()
+    real.coordinator._leases.answer(group, group.members[member], given, 0)
+
+
+def an_urgent_record_is_left(s: Scene) -> None:
+    gets_up_to(s, "0", "0", 5)
+
+
+def an_urgent_record_of_another_partition_is_left(s: Scene) -> None:
+    gets_up_to(s, "0", "1", 5)
 
 
 def returned_and_given_too_early(s: Scene) -> None:
@@ -900,6 +940,8 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     keys_go_to_a_member_that_is_free: "keys-to-their-owner",
     nobody_serves_a_member_that_is_free: "idle-is-served",
     settled_by_another: "settled-by-its-holder",
+    an_urgent_record_is_left: "urgent-first",
+    an_urgent_record_of_another_partition_is_left: "urgent-first",
     returned_and_given_too_early: "backoff-is-waited",
     returned_and_given_too_early_elsewhere: "backoff-is-waited",
     returned_and_not_counted: "deliveries-are-counted",
@@ -1015,6 +1057,11 @@ def test_what_is_allowed_is_not_found() -> None:
         Put(paths.block("t", "0", 0), node(0, 0, 3), 0),
         Create(paths.block("t", "0", 1), node(1, 3, None)),
     )
+    s.cluster.check()
+
+
+def test_an_urgent_record_that_was_leased_is_not_left() -> None:
+    gets_up_to(s := Scene(), "0", "0", 10)
     s.cluster.check()
 
 

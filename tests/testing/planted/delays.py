@@ -133,7 +133,7 @@ bug(
     AREA,
     "a record is delivered that was cancelled",
     "own",
-    test=f"{TESTS}test_a_delayed_record_is_cancelled",
+    "calm crash calm-3",
 )
 
 

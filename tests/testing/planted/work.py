@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymq.client.admin import groups
 from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.consumer.consumer import Consumer
+from pymq.client.group import undelivered_records
 from pymq.client.group.membership import Membership
 from pymq.client.group.watches import WatermarkWatches
 from pymq.client.producer import partition_queue
@@ -13,15 +15,19 @@ from pymq.client.producer.delivery import ColumnBuffer
 from pymq.client.producer.producer_topic import Routing
 from pymq.client.redrive.journal import JournalEntry
 from pymq.client.redrive.redrive import Redrive
+from pymq.client.rpc import requester, responder
+from pymq.client.rpc.mailbox import REQUEST_ID, ReplyMailbox, Request, header
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.header import ROUTED
 from pymq.core.batch.priority import PriorityRuns
 from pymq.core.batch.record import Record
+from pymq.core.batch.view import RecordBatch
 from pymq.core.block.log import BlockLog
 from pymq.core.delay.row_buffer import RowBuffer
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
 from pymq.core.group.spans import AVAILABLE, Spans
+from pymq.errors import UnknownGroup
 from tests.testing.planted.bug import bug, plant
 
 AREA = "work"
@@ -32,7 +38,7 @@ bug(
     AREA,
     "a producer writes the route of a record, but its batch does not say that it has any",
     "own",
-    test=ROUTES + "test_a_share_goes_to_one_group[memory]",
+    "calm calm-3",
 )
 
 
@@ -48,7 +54,7 @@ bug(
     AREA,
     "the group of a route gets the other records, too",
     "own",
-    test=ROUTES + "test_records_that_match_go_to_one_group[memory-canary:header.region=eu]",
+    "calm calm-3",
 )
 
 
@@ -62,7 +68,7 @@ bug(
     AREA,
     "the share of each batch is counted from its first record",
     "own",
-    test=ROUTES + "test_a_route_changes_while_it_runs[memory]",
+    "calm calm-3",
 )
 
 
@@ -71,6 +77,20 @@ def begins_anew(spaced: Any, self: Routing, indexes: Any) -> list[int]:
     self._credit = 0
     found: list[int] = spaced(self, indexes)
     return found
+
+
+bug(
+    "route-drops-the-others",
+    AREA,
+    "a group that no route names takes records without a route for another group's",
+    "own",
+    "calm calm-3",
+)
+
+
+@plant("route-drops-the-others", undelivered_records, "for_group")
+def drop_the_others(for_group: Any, view: RecordBatch, group: str, *, is_named: bool) -> Any:
+    return for_group(view, group, is_named=is_named or bool(view.batch.header.attributes & ROUTED))
 
 
 bug(
@@ -87,6 +107,92 @@ def acknowledged_first(answer: Any, self: Responder, consumer: Consumer, record:
     consumer.ack(record)
     consumer.commit()
     answer(self, consumer, record)
+
+
+bug(
+    "reply-of-another-request",
+    AREA,
+    "a client gives a reply to the request that waits longest, whatever its id",
+    "own; AMQP's correlation-id exists for this",
+    "calm calm-3",
+)
+
+
+@plant("reply-of-another-request", ReplyMailbox, "deliver")
+def deliver_to_the_first(deliver: Any, self: ReplyMailbox, replies: Any) -> None:
+    for reply in replies:
+        if self._waiting:
+            self._waiting.pop(next(iter(self._waiting))).take(reply)
+
+
+bug(
+    "reply-accepted-twice",
+    AREA,
+    "a request accepts a second reply; responders reply twice, as if each request came again",
+    "own; at-least-once delivery repeats replies",
+    "calm calm-3",
+)
+
+
+@plant("reply-accepted-twice", ReplyMailbox, "deliver")
+def deliver_again(deliver: Any, self: ReplyMailbox, replies: Any) -> None:
+    for reply in replies:
+        pending = self._waiting.get(header(reply.headers, REQUEST_ID) or b"")
+        if pending is not None:
+            pending.take(reply)
+
+
+@plant("reply-accepted-twice", Responder, "answer")
+def answer_twice(answer: Any, self: Responder, consumer: Consumer, record: Record) -> None:
+    answer(self, consumer, record)
+    answer(self, consumer, record)
+
+
+bug(
+    "deadline-is-dropped",
+    AREA,
+    "a responder does not hear of the deadline of a request",
+    "own; gRPC propagates deadlines for this reason",
+    "calm calm-3",
+)
+
+
+@plant("deadline-is-dropped", responder, "request_of")
+def without_deadline(request_of: Any, record: Record) -> Request:
+    found: Request = request_of(record)
+    return found._replace(deadline_ms=None)
+
+
+bug(
+    "nobody-is-waited-for",
+    AREA,
+    "a request without a responder waits for its whole timeout",
+    "own; NATS has answered 'no responders' at once since 2.2",
+    "calm calm-3",
+)
+
+
+@plant("nobody-is-waited-for", requester, "may_have_members")
+def somebody(may_have_members: Any, questions: Any, group: str) -> bool:
+    return True
+
+
+bug(
+    "new-coordinator-knows-nobody",
+    AREA,
+    "a coordinator that has just taken over says that a service has no responders",
+    "own, found by a seed",
+    test="tests/testing/test_run.py::test_what_failed_once[no-responders-says-a-new-coordinator]",
+)
+
+
+@plant("new-coordinator-knows-nobody", groups, "may_have_members")
+@plant("new-coordinator-knows-nobody", requester, "may_have_members")
+def knows_nobody(may_have_members: Any, questions: Any, group: str) -> bool:
+    try:
+        return bool(questions.group_state(group).members)
+    except UnknownGroup:
+        return False
 
 
 PRIORITIES = "tests/client/test_priorities.py::"
@@ -147,6 +253,21 @@ bug(
 @plant("own-partitions-first", ConsumerGroup, "_levels")
 def one_level(levels: Any, self: ConsumerGroup, consumed: Any, now: int) -> list[int]:
     return [0]
+
+
+bug(
+    "leased-in-order",
+    AREA,
+    "a lease takes records in the order of their offsets, whatever their priority",
+    "own",
+    "calm calm-3",
+)
+
+
+@plant("leased-in-order", Leases, "acquire")
+def in_order(acquire: Any, self: Leases, member: str, end: int, *args: Any) -> Any:
+    self._has_levels = False
+    return acquire(self, member, end, *args)
 
 
 bug(
@@ -275,3 +396,48 @@ def take_the_journal_back(append: Any, self: OwnedTopic, key: bytes, item: bytes
         return True
     self.claim(lambda: None)
     return bool(append(self, key, item))
+
+
+bug(
+    "journal-is-not-read",
+    AREA,
+    "a redrive does not know which letters earlier ones have sent back",
+    "own",
+    "calm-3 raft-network raft-crash",
+)
+
+
+@plant("journal-is-not-read", JournalEntry, "has")
+def has_none(has: Any, self: JournalEntry, offset: int) -> bool:
+    return False
+
+
+bug(
+    "dry-run-sends",
+    AREA,
+    "a dry run sends the letters back that it counts",
+    "own",
+    "calm calm-3",
+)
+
+
+@plant("dry-run-sends", Redrive, "dry_run")
+def run_for_real(dry_run: Any, self: Redrive) -> Any:
+    return self.run()
+
+
+bug(
+    "last-round-is-forgotten",
+    AREA,
+    "a redrive ends with its last full round",
+    "own",
+    "calm-3 raft-network raft-crash",
+)
+
+
+@plant("last-round-is-forgotten", Redrive, "_rounds")
+def full_rounds(
+    rounds: Any, self: Redrive, partition: str, entry: JournalEntry, *, needs_target: bool = True
+) -> Any:
+    found = list(rounds(self, partition, entry, needs_target=needs_target))
+    yield from found[:-1]

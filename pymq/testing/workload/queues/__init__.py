@@ -1,0 +1,1 @@
+"""Operations of work queues: redrives, cancelled delays, routes, requests."""
