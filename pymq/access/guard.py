@@ -254,6 +254,8 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             return (msg.Fetched(message.id, *place, 0, 0, error=error),)
         case msg.FindOffset():
             return (msg.OffsetFound(message.id, error=error),)
+        case msg.FindEpoch():
+            return (msg.EpochFound(message.id, error=error),)
         case msg.CancelDelayed():
             return (msg.Cancelled(message.id, error=error),)
         case msg.Copy():

@@ -128,6 +128,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.CancelDelayed: _topic(Operation.WRITE),
     msg.Fetch: _topic(Operation.READ),
     msg.FindOffset: _topic(Operation.READ),
+    msg.FindEpoch: _topic(Operation.READ),
     msg.Copy: _copy,
     msg.Join: _join,
     msg.Heartbeat: _group(Operation.READ),
@@ -150,6 +151,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),
     msg.DeleteTopic: _topic(Operation.DELETE, "name"),
+    msg.DeleteRecords: _topic(Operation.DELETE),
     msg.AlterTopic: _topic(Operation.ALTER, "name"),
     msg.SetPartitionState: _topic(Operation.ALTER),
     msg.Reassign: _always(ALTER_CLUSTER),
@@ -170,7 +172,7 @@ _NEEDS |= dict.fromkeys(
     (
         # Answers, which only servers send.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Copied, msg.Cancelled),
+        *(msg.Copied, msg.Cancelled, msg.EpochFound),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.Reconciled, msg.ReconciledState),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),

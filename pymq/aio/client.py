@@ -230,10 +230,16 @@ class AsyncClient(AsyncHandle):
         *,
         partitions: int = 1,
         auto_create: bool = True,
+        batch_records_max: int = 100_000,
     ) -> KafkaEndpoint:
         """See :meth:`pymq.Client.kafka`: ``with await mq.kafka() as kafka:``."""
         return await self._bridge.call(
-            self._client.kafka, host, port, partitions=partitions, auto_create=auto_create
+            self._client.kafka,
+            host,
+            port,
+            partitions=partitions,
+            auto_create=auto_create,
+            batch_records_max=batch_records_max,
         )
 
     async def cancel(self, topic: str, partition: str | int, offset: int) -> bool:

@@ -33,6 +33,7 @@ from pymq.core.message import (
     DescribeReconciled,
     Fetch,
     Fetched,
+    FindEpoch,
     FindOffset,
     GetGroup,
     GetLeases,
@@ -184,7 +185,7 @@ class BrokerMachine:
     def step(self, source: str, message: Message, now: int) -> None:
         """Handle one message."""
         match message:  # the most frequent messages first: cases are tried in order
-            case Produce() | Fetch() | GetSequence() | FindOffset():
+            case Produce() | Fetch() | GetSequence() | FindOffset() | FindEpoch():
                 self._environment.on_partition(source, message, now)
             case Ping():
                 self._pinged(source, message, now)

@@ -21,8 +21,10 @@ from pymq.core.batch.header import DELAYED_COPY
 from pymq.core.block.idempotence import DELAYS
 from pymq.core.group.consumer_group import Assignors
 from pymq.core.message import (
+    EpochFound,
     Fetch,
     Fetched,
+    FindEpoch,
     FindOffset,
     GetSequence,
     Message,
@@ -215,7 +217,7 @@ class BrokerEnvironment:
         return self.partitions.get((topic, partition))
 
     def on_partition(
-        self, source: str, m: Produce | Fetch | GetSequence | FindOffset, now: int
+        self, source: str, m: Produce | Fetch | GetSequence | FindOffset | FindEpoch, now: int
     ) -> None:
         """Pass a client's request to a partition; the answer goes to *source*."""
         partition = self.partitions.get((m.topic, m.partition))
@@ -241,6 +243,8 @@ class BrokerEnvironment:
             partition.fetch(source, m, now)
         elif isinstance(m, GetSequence):
             partition.produces.sequence(source, m, now)
+        elif isinstance(m, FindEpoch):
+            partition.fetches.find_epoch(source, m, now)
         else:
             self._tokens += 1
             if partition.fetches.find(source, m, now, self._tokens):
@@ -250,7 +254,7 @@ class BrokerEnvironment:
     def _refuse(
         self,
         source: str,
-        m: Produce | Fetch | GetSequence | FindOffset,
+        m: Produce | Fetch | GetSequence | FindOffset | FindEpoch,
         error: NotLeader,
         now: int,
     ) -> None:
@@ -262,6 +266,8 @@ class BrokerEnvironment:
             self._answer_fetch(source, m, now, error)
         elif isinstance(m, GetSequence):
             self.reply(source, Sequence(m.id, error=error), now)
+        elif isinstance(m, FindEpoch):
+            self.reply(source, EpochFound(m.id, error=error), now)
         else:
             self.reply(source, OffsetFound(m.id, error=error), now)
 

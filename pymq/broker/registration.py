@@ -31,6 +31,7 @@ class BrokerConfig:
     replication: ReplicationConfig = Factory(ReplicationConfig)
     fetches: FetchLimits = Factory(FetchLimits)
     groups: GroupLimits = Factory(GroupLimits)
+    kafka: str = ""  # HOST:PORT for Kafka's clients
 
 
 class Registration:
@@ -49,7 +50,7 @@ class Registration:
         """Send the registration; :meth:`beat` repeats it until a zkserver answers."""
         c = self._config
         register = RegisterBroker(
-            0, c.name, c.endpoint, c.rack, c.weight, c.storage_id, c.incarnation
+            0, c.name, c.endpoint, c.rack, c.weight, c.storage_id, c.incarnation, c.kafka
         )
         out.send.append((self.controller, register))
         self.deadline = now + REGISTER_RETRY_MS

@@ -11,7 +11,7 @@ from pymq.cli.usage_errors import Parser
 from pymq.nodes.service import parse, serve
 
 if TYPE_CHECKING:
-    from pymq.nodes.assembly import Node
+    from pymq.nodes.node import Node
 
 Options = Callable[[argparse.ArgumentParser], None]
 

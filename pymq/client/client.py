@@ -236,6 +236,7 @@ class Client(Layers):
         *,
         partitions: int = 1,
         auto_create: bool = True,
+        batch_records_max: int = 100_000,
     ) -> KafkaEndpoint:
         """Listen for Kafka's clients, until the returned object or this client is closed.
 
@@ -248,6 +249,7 @@ class Client(Layers):
                 ports.
             partitions: number of partitions of a topic that a client creates without one.
             auto_create: whether a client's request for an unknown topic creates the topic.
+            batch_records_max: the largest number of records in a batch of a client.
 
         Raises:
             MissingExtra: the extra ``kafka`` is not installed.
@@ -255,12 +257,14 @@ class Client(Layers):
                 alone.
             OSError: the address is in use.
         """
+        from pymq.core.batch.batch_validation import KAFKA_RECORDS_MAX
         from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
 
         if not self.embedded_brokers:
             raise ConfigError("kafka() is for a queue in memory or in a folder, not for a cluster")
         check_range("port", port, 0, 65_535)
         check_range("partitions", partitions, 1, PARTITIONS_MAX)
+        check_range("batch_records_max", batch_records_max, 1, KAFKA_RECORDS_MAX)
         endpoint = open_endpoint(
             self.driver,
             self._router.controllers.active,
@@ -269,8 +273,10 @@ class Client(Layers):
             port,
             partitions=partitions,
             auto_create=auto_create,
+            records_max=batch_records_max,
         )
         self._endpoints.append(endpoint)
+        self.sources.append(endpoint.metrics)
         return endpoint
 
     # --- delayed records ------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from pymq.core.message import (
     CreatePartition,
     CreateTopic,
     Decommission,
+    DeleteRecords,
     DeleteTopic,
     Message,
     Reassign,
@@ -65,6 +66,8 @@ class AdminHandler:
                 self._topics.delete(source, m)
             case AlterTopic():
                 self._alter_topic(source, m)
+            case DeleteRecords():
+                self._delete_records(source, m)
             case SetPartitionState():
                 self._set_state(source, m, now)
             case Reassign():
@@ -109,6 +112,18 @@ class AdminHandler:
         self._commits.do(plan, answer=(source, m.id), done=done)
 
     # --- partitions -----------------------------------------------------------------------------
+
+    def _delete_records(self, source: str, m: DeleteRecords) -> None:
+        name = TopicPartition(m.topic, m.partition)
+
+        def plan(draft: Draft) -> Result:
+            request_plans.delete_records(draft, m)
+            return None
+
+        def done(now: int) -> None:
+            self._updates.tell_all([name], now)
+
+        self._commits.do(plan, answer=(source, m.id), scope=name, done=done)
 
     def _roll(
         self,

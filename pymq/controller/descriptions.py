@@ -227,7 +227,7 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
         state.epoch,
         last.replicas,
         _in_sync(last, report),
-        state.blocks[0].start,
+        state.log_start,
         end,
         report.high_watermark if report is not None else end,
         blocks,
@@ -243,6 +243,31 @@ def _in_sync(block: BlockNode, report: PartitionReport | None) -> tuple[str, ...
 def topics(image: Image) -> tuple[str, ...]:
     """The names of all topics except internal ones."""
     return tuple(sorted(name for name in image.topics if not is_internal(name)))
+
+
+def brokers(me: str, members: BrokerLiveness) -> Callable[[Image], ClusterDescription]:
+    """Return a read of the cluster's brokers alone."""
+
+    def look(image: Image) -> ClusterDescription:
+        return ClusterDescription(
+            me,
+            image.controller_epoch,
+            tuple(
+                BrokerDescription(
+                    b.name,
+                    b.endpoint,
+                    b.rack,
+                    name in members,
+                    image.hosting.leads[name],
+                    b.is_draining,
+                    number=b.number,
+                    kafka=b.kafka,
+                )
+                for name, b in sorted(image.brokers.items())
+            ),
+        )
+
+    return look
 
 
 def cluster(
@@ -281,6 +306,8 @@ def cluster(
                 b.is_draining,
                 hosting.blocks[name],
                 rereplication.kept_by(image, live, lost, name) if b.is_draining else (),
+                b.number,
+                b.kafka,
             )
             for name, b in sorted(image.brokers.items())
         )

@@ -61,7 +61,10 @@ class QueryHandler:
                 self._read(source, m.id, descriptions.topics)
             case DescribeCluster():
                 context, lost = self._context, self._copying.lost(now)
-                self._read(source, m.id, descriptions.cluster(context.me, context.members, lost))
+                look = descriptions.cluster(context.me, context.members, lost)
+                if m.brokers_only:
+                    look = descriptions.brokers(context.me, context.members)
+                self._read(source, m.id, look)
             case _:
                 return False
         return True

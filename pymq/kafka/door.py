@@ -1,12 +1,15 @@
-"""The door: the thread that serves the TCP connections of Kafka's clients.
+"""The door: TCP connections of Kafka's clients, for the gates of one process.
 
-The thread waits for all sockets. In one turn of the loop, the thread passes all received frames to
-the gates. For that turn the thread takes the driver's lock, like any thread of the application. The
-thread sends the answers after the turn. If a turn of another thread makes answers, that thread
-wakes the door's thread.
+The thread that runs the loop of a broker calls the door between two turns
+(:mod:`pymq.runtime.node_thread`). An embedded queue has a thread for it
+(:mod:`pymq.kafka.door_thread`). Either calls, again and again,
 
-Everything is bounded: connections, bytes of a frame, bytes of all incomplete frames, requests of a
-connection, and unsent bytes of a connection.
+1. :meth:`KafkaDoor.collect`, which receives what has arrived,
+2. :meth:`KafkaDoor.hand_over`, which gives the gates the received frames in one turn of the loop,
+3. :meth:`KafkaDoor.flush`, which sends the answers.
+
+Everything is bounded: connections, bytes of a frame, bytes of all frames that are being received,
+requests of a connection, and bytes that wait to be sent to one.
 """
 
 from __future__ import annotations
@@ -18,26 +21,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from types import TracebackType
 from typing import Protocol
 
 from pymq.core.batch.columns import Buffer
 from pymq.core.message import Message
 from pymq.core.ready import Ready
-from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
-from pymq.errors import PymqError
+from pymq.kafka.connection import REQUESTS_MAX, KafkaConnection
 from pymq.kafka.frames import BadFrame, FrameReader, RequestHead
-from pymq.kafka.gate import REQUESTS_MAX, KafkaConnection, KafkaGate
-from pymq.transport.bell import Bell
+from pymq.kafka.gate import KafkaGate
 
 CONNECTIONS_MAX = 1_000
-RECEIVING_MAX = 512 << 20  # bytes of incomplete frames, of all connections
-READ_BYTES = 4 << 20  # bytes that are read from one connection in a round
-PARTS = 64  # most buffers in a system call
-IDLE_S = 600.0  # the door closes a connection that sends no request for this long, as Kafka does
-LOOK_S = 30.0  # seconds between two searches for idle connections
-REST_S = 1.0  # accept no connection for this long if the process has no descriptors left
+RECEIVING_MAX = 512 << 20  # bytes of frames that are being received, of all connections
+READ_BYTES = 4 << 20  # of one connection in a round
+ROUND_BYTES = 16 << 20  # of all connections in a round; the others are read in the next one
+PARTS = 64  # of a system call
+IDLE_S = 600.0  # after which a connection without a request is closed, as with Kafka
+LOOK_S = 30.0  # between two looks for idle connections
+REST_S = 1.0  # without new connections, after the process had no descriptors left
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -69,33 +70,18 @@ class DoorLoop(Protocol):
     def touch(self, name: str) -> None: ...
 
 
-class DoorDriver(Protocol):
-    """The driver of the loop; see :class:`pymq.runtime.driver.Driver`."""
-
-    def __enter__(self) -> DoorLoop: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def arm(self, due: int, name: str | None = None) -> None: ...
-
-
 @define
 class KafkaListener:
     """A socket that listens for the clients of one gate."""
 
-    name: str  # the gate's name in the loop
+    name: str  # of the gate in the loop
     gate: KafkaGate
     socket: socket.socket
 
 
 @define
 class _Client:
-    """The door's state of a connection."""
+    """A connection as the door sees it."""
 
     socket: socket.socket
     listener: KafkaListener
@@ -108,109 +94,129 @@ class _Client:
 
 
 class KafkaDoor:
-    """The thread and its sockets."""
+    """The sockets; one thread at a time calls it, and *ring* makes that thread call it again."""
 
-    def __init__(self, driver: DoorDriver, listeners: Sequence[KafkaListener]) -> None:
-        self._driver = driver
-        self._listeners = listeners
-        self._bell = Bell()
+    def __init__(self, listeners: Sequence[KafkaListener], ring: Callable[[], None]) -> None:
+        self.listeners = listeners
+        self._ring = ring
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell.fileno(), _READ)
         self._clients: dict[KafkaConnection, _Client] = {}
-        # connections for which a gate has bytes or a close
-        self._news: deque[KafkaConnection] = deque()
+        self._news: deque[KafkaConnection] = deque()  # connections that a gate has something for
+        self._arrived: list[tuple[_Client, memoryview]] = []
+        self._accepted: list[tuple[socket.socket, str, KafkaListener]] = []
         self._gone: list[_Client] = []
-        self._is_closed = False
+        self._thread = 0  # the thread that calls this object
         self._rests_until = 0.0
         self._looks_at = 0.0
+        self.turned_away = 0  # connections beyond the limit
+        self.received_bytes = 0
+        self.sent_bytes = 0
         for listener in listeners:
             listener.socket.setblocking(False)
             self._selector.register(listener.socket, _READ, listener)
             listener.gate.wake = self._told
             listener.gate.failed = _log
-        self._thread = threading.Thread(target=self._run, name="pymq-kafka", daemon=True)
-        with driver as loop:
-            for listener in listeners:
-                loop.add(listener.name, listener.gate)
-        driver.arm(NEVER)  # starts the thread that runs the loop's timers
-        self._thread.start()
 
-    def close(self) -> None:
-        """Close all connections, and stop listening."""
-        self._is_closed = True
-        self._bell.ring()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+    def __len__(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
 
-    def _told(self, connection: KafkaConnection) -> None:
-        """Note that a gate has bytes or a close for a connection; any thread may call this."""
-        self._news.append(connection)
-        if threading.current_thread() is not self._thread:
-            self._bell.ring()
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is something to collect."""
+        found = self._selector.fileno()
+        assert isinstance(found, int)
+        return found
 
-    # --- the thread -----------------------------------------------------------------------------
+    def also(self, descriptor: int) -> None:
+        """End the wait of :meth:`collect` also when *descriptor* is readable."""
+        self._selector.register(descriptor, _READ)
 
-    def _run(self) -> None:
-        try:
-            while not self._is_closed:
-                self._round()
-        except PymqError:
-            pass  # The queue was closed, or its loop has stopped.
-        finally:
-            self._shut()
+    def take(self, loop: DoorLoop) -> bool:
+        """Hand over what has arrived, without waiting; returns whether there was anything."""
+        self.collect(0)
+        self.flush()
+        if not self.has_input:
+            return False
+        self.hand_over(loop)
+        return True
 
-    def _shut(self) -> None:
-        for listener in self._listeners:
-            listener.socket.close()
-        for client in self._clients.values():
-            client.socket.close()
-        self._selector.close()
-        try:
-            with self._driver as loop:
-                for client in self._clients.values():
-                    client.listener.gate.disconnected(client.connection)
-                for listener in self._listeners:
-                    loop.remove(listener.name)
-        except PymqError:
-            pass  # The gates of a stopped loop can do nothing any more.
+    def collect(self, wait_s: float) -> bool:
+        """Wait for sockets, and receive what has arrived.
 
-    def _round(self) -> None:
-        """Wait for sockets, pass the received frames to the gates, and send answers."""
-        arrived: list[tuple[_Client, memoryview]] = []
-        for key, events in self._selector.select(LOOK_S):
+        Returns whether the descriptor of :meth:`also` is readable.
+        """
+        self._thread = threading.get_ident()
+        left, is_rung = ROUND_BYTES, False
+        for key, events in self._selector.select(wait_s):
             if key.data is None:
-                self._bell.clear()
+                is_rung = True
             elif isinstance(key.data, KafkaListener):
                 self._accept(key.data)
             elif not key.data.is_gone:
-                if events & _READ:
-                    arrived += [(key.data, frame) for frame in self._receive(key.data)]
+                if events & _READ and left > 0:
+                    frames = self._receive(key.data)
+                    left -= sum(map(len, frames))
+                    self._arrived += [(key.data, frame) for frame in frames]
                 if events & _WRITE:
                     self._news.append(key.data.connection)
-        if arrived or self._gone:
-            self._hand_over(arrived)
+        return is_rung
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there is something for the gates."""
+        return bool(self._arrived or self._gone or self._accepted)
+
+    def hand_over(self, loop: DoorLoop) -> None:
+        """Give the gates what was collected; they act in the next turn of the loop."""
+        now = loop.clock()
+        arrived, self._arrived = self._arrived, []
+        gone, self._gone = self._gone, []
+        accepted, self._accepted = self._accepted, []
+        for client in gone:
+            client.listener.gate.disconnected(client.connection)
+        for found, host, listener in accepted:
+            connection = listener.gate.connected(host)
+            client = _Client(found, listener, connection, heard_at=time.monotonic())
+            self._clients[connection] = client
+            self._selector.register(found, _READ, client)
+        for client, frame in arrived:
+            client.listener.gate.received(client.connection, frame, now)
+        for listener in self.listeners:
+            loop.touch(listener.name)
+        # A connection with too many unanswered requests is not read until some are answered.
+        self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
+
+    def flush(self) -> None:
+        """Send the answers that the gates have made."""
         while self._news:
             client = self._clients.get(self._news.popleft())
             if client is not None and not client.is_gone:
                 self._send(client)
         self._look(time.monotonic())
 
-    def _hand_over(self, arrived: list[tuple[_Client, memoryview]]) -> None:
-        """Pass all received frames to the gates, in one turn of the loop."""
-        gone, self._gone = self._gone, []
-        with self._driver as loop:
-            now = loop.clock()
-            for client in gone:
-                client.listener.gate.disconnected(client.connection)
-            for client, frame in arrived:
-                client.listener.gate.received(client.connection, frame, now)
-            for listener in self._listeners:
-                loop.touch(listener.name)
-        # Stop reading from a connection with too many unanswered requests, until some are answered.
-        self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
-        due = min(listener.gate.deadline for listener in self._listeners)
-        if due < NEVER:
-            self._driver.arm(due)
+    def shut(self) -> None:
+        """Close all sockets."""
+        for listener in self.listeners:
+            listener.socket.close()
+        for found, _, _ in self._accepted:
+            found.close()
+        for client in self._clients.values():
+            client.socket.close()
+        self._selector.close()
+
+    def leave(self, loop: DoorLoop) -> None:
+        """Remove the gates from the loop, after :meth:`shut`."""
+        for client in self._clients.values():
+            client.listener.gate.disconnected(client.connection)
+        self._clients.clear()
+        for listener in self.listeners:
+            loop.remove(listener.name)
+
+    def _told(self, connection: KafkaConnection) -> None:
+        """Note that a gate has something for a connection; the thread may be any."""
+        self._news.append(connection)
+        if threading.get_ident() != self._thread:
+            self._ring()
 
     # --- sockets --------------------------------------------------------------------------------
 
@@ -224,19 +230,16 @@ class KafkaDoor:
             self._rests_until = time.monotonic() + REST_S
             self._selector.unregister(listener.socket)
             return
-        if len(self._clients) >= CONNECTIONS_MAX:
+        if len(self._clients) + len(self._accepted) >= CONNECTIONS_MAX:
+            self.turned_away += 1
             found.close()
             return
         found.setblocking(False)
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._driver:
-            connection = listener.gate.connected(str(host))
-        client = _Client(found, listener, connection, heard_at=time.monotonic())
-        self._clients[connection] = client
-        self._selector.register(found, _READ, client)
+        self._accepted.append((found, str(host), listener))
 
     def _receive(self, client: _Client) -> list[memoryview]:
-        """Receive the bytes that have arrived, up to a limit; return the complete frames."""
+        """Receive the bytes that have arrived, up to a limit; returns the complete frames."""
         frames: list[memoryview] = []
         left = READ_BYTES
         client.heard_at = time.monotonic()
@@ -248,6 +251,7 @@ class KafkaDoor:
                     self._leave(client)
                     break
                 left -= count
+                self.received_bytes += count
                 found = client.reader.received(count)
                 frames += found
                 if count < len(buffer) and not client.reader.size:
@@ -265,9 +269,7 @@ class KafkaDoor:
         return sum(client.reader.size for client in self._clients.values())
 
     def _send(self, client: _Client) -> None:
-        """Send the waiting answers; bytes that do not fit into the socket's buffer are sent
-        later.
-        """
+        """Send the waiting answers; what does not fit into the socket's buffer is sent later."""
         connection = client.connection
         try:
             while True:
@@ -277,6 +279,7 @@ class KafkaDoor:
                     break
                 sent = client.socket.sendmsg(list(islice(client.sending, PARTS)))
                 connection.sent_bytes += sent
+                self.sent_bytes += sent
                 _cut(client.sending, sent)
         except BlockingIOError:
             pass
@@ -288,8 +291,8 @@ class KafkaDoor:
             return
         events = (0 if connection.is_full else _READ) | (_WRITE if client.sending else 0)
         if events != client.events:
-            # When a gate has an answer for a client with nothing to read or write, the door
-            # registers the client again.
+            # A client with nothing to read or write is registered again when a gate has an answer
+            # for it.
             if not events:
                 self._selector.unregister(client.socket)
             elif not client.events:
@@ -299,7 +302,7 @@ class KafkaDoor:
             client.events = events
 
     def _leave(self, client: _Client) -> None:
-        """Close a connection; the gate learns of it in the next turn of the loop."""
+        """Close a connection; the gate is informed in the next turn of the loop."""
         if client.is_gone:
             return
         client.is_gone = True
@@ -308,14 +311,14 @@ class KafkaDoor:
         client.socket.close()
         del self._clients[client.connection]
         self._gone.append(client)
-        self._bell.ring()
+        self._ring()
 
     def _look(self, now: float) -> None:
         """Close idle connections, and accept new ones again."""
         if self._rests_until and now >= self._rests_until:
             self._rests_until = 0.0
             known = self._selector.get_map()
-            for listener in self._listeners:
+            for listener in self.listeners:
                 if listener.socket.fileno() not in known:
                     self._selector.register(listener.socket, _READ, listener)
         if now < self._looks_at:

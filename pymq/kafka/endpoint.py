@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -11,13 +10,17 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from pymq.core.batch.kafka.batch import crc32c_function
+from pymq.core.batch.kafka.batch import RECORDS_MAX, crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
+from pymq.core.observe.metrics import Metrics
 from pymq.errors import ConfigError
+from pymq.kafka.addresses import is_of_this_machine
 from pymq.kafka.codes import Code
-from pymq.kafka.door import DoorDriver, KafkaDoor, KafkaListener
+from pymq.kafka.door import KafkaListener
+from pymq.kafka.door_thread import DoorDriver, DoorThread
 from pymq.kafka.gate import KafkaGate
-from pymq.kafka.handlers.conversation import Endpoint
+from pymq.kafka.metrics import measure
+from pymq.kafka.shared.conversation import Endpoint
 
 BACKLOG = 128
 
@@ -26,7 +29,7 @@ class KafkaEndpoint:
     """The addresses at which Kafka's clients connect to a queue; ``with`` closes them."""
 
     def __init__(
-        self, door: KafkaDoor, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
+        self, door: DoorThread, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
     ) -> None:
         self._door = door
         self._gates = gates
@@ -42,6 +45,12 @@ class KafkaEndpoint:
         """Refuse the next batches for a topic; for tests. The caller holds the driver's lock."""
         for gate in self._gates:
             gate.refuse(topic, code, times)
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of Kafka's clients; the driver's lock is held."""
+        found = Metrics()
+        measure(self._door.door, found)
+        return found
 
     def close(self) -> None:
         """Close all connections and stop listening; closing twice is allowed."""
@@ -71,6 +80,7 @@ def open_endpoint(
     *,
     partitions: int = 1,
     auto_create: bool = True,
+    records_max: int = RECORDS_MAX,
 ) -> KafkaEndpoint:
     """Listen for Kafka's clients.
 
@@ -82,14 +92,13 @@ def open_endpoint(
         port: of the first broker; the next brokers get the next ports. 0: any free ports.
         partitions: for new topics, if a request names no number.
         auto_create: whether a client that asks for an unknown topic creates it.
+        records_max: of a batch.
 
     Raises:
         MissingExtra: a package is not installed.
         ConfigError: *host* is not of this machine alone.
         OSError: the address is in use.
     """
-    crc32c = crc32c_function()
-    check_installed()
     _check_host(host)
     with ExitStack() as stack:
         sockets = []
@@ -103,25 +112,56 @@ def open_endpoint(
         }
         listeners = [
             KafkaListener(
-                f"kafka-{ports[number]}",  # unique among endpoints
-                KafkaGate(
+                f"kafka-{ports[number]}",  # unlike those of another endpoint
+                make_gate(
                     name,
-                    controller,
+                    [controller],
                     endpoints,
-                    crc32c,
-                    _wall_ms,
-                    _new_id,
-                    default_partitions=partitions,
+                    partitions=partitions,
                     auto_create=auto_create,
+                    records_max=records_max,
                 ),
                 sockets[number],
             )
             for number, name in enumerate(brokers)
         ]
-        door = KafkaDoor(driver, listeners)
+        door = DoorThread(driver, listeners)
         stack.pop_all()
     gates = [listener.gate for listener in listeners]
     return KafkaEndpoint(door, gates, [(host, number) for number in ports])
+
+
+def make_gate(
+    broker: str,
+    controllers: Sequence[str],
+    endpoints: dict[str, Endpoint],
+    *,
+    partitions: int,
+    auto_create: bool,
+    records_max: int,
+    replicas: int = 1,
+    asks_brokers: bool = False,
+) -> KafkaGate:
+    """Return the gate of a broker in this process.
+
+    Raises:
+        MissingExtra: a package is not installed.
+    """
+    crc32c = crc32c_function()
+    check_installed()
+    return KafkaGate(
+        broker,
+        controllers,
+        endpoints,
+        crc32c,
+        _wall_ms,
+        _new_id,
+        default_partitions=partitions,
+        auto_create=auto_create,
+        records_max=records_max,
+        default_replicas=replicas,
+        asks_brokers=asks_brokers,
+    )
 
 
 def _check_host(host: str) -> None:
@@ -130,11 +170,7 @@ def _check_host(host: str) -> None:
     Raises:
         ConfigError: other machines can reach *host*, too.
     """
-    try:
-        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
+    if not is_of_this_machine(host):
         raise ConfigError(
             f"host={host!r}: Kafka's clients are neither authenticated nor encrypted, so the host "
             "must be one of this machine alone, such as 127.0.0.1"

@@ -14,25 +14,33 @@ request:
 
 A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
 when the connection sends another request.
+
+The batches of a connection reach their partitions in the order in which they were sent. So the gate
+takes up a connection's next request only when a Produce has sent its batches to the broker. It may
+have to look up a topic before, or to check many records (:mod:`pymq.kafka.slices`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from pymq.core.batch.columns import Buffer
-from pymq.core.message import Fetched, Message
+from pymq.core.batch.kafka.batch import RECORDS_MAX
+from pymq.core.message import Fetched, Message, UnderWay
+from pymq.core.observe.metrics import Histogram
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.kafka import frames
 from pymq.kafka.codes import Code
+from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
 from pymq.kafka.handlers import (
     configs,
+    delete_records,
+    epochs,
     fetch,
     group_offsets,
     groups,
@@ -42,11 +50,15 @@ from pymq.kafka.handlers import (
     reconciled_groups,
     topics,
 )
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.offered import offered
+from pymq.kafka.shared.controllers import Controllers
+from pymq.kafka.shared.conversation import (
+    ANSWER_MS,
     CLOSE,
     LATE,
     NO_ANSWER,
     Ask,
+    Breathe,
     Doze,
     Endpoint,
     GateContext,
@@ -54,10 +66,13 @@ from pymq.kafka.handlers.conversation import (
     Late,
     Pause,
     Steps,
+    Wait,
 )
-from pymq.kafka.handlers.subscriptions import Subscriptions
-from pymq.kafka.handlers.topic_cache import TopicCache
-from pymq.kafka.handlers.watches import Watches, watch_request
+from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.subscriptions import Subscriptions
+from pymq.kafka.shared.topic_cache import TopicCache
+from pymq.kafka.shared.watches import Watches, watch_request
+from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
 Handler = Callable[[GateContext, Any, KafkaCall], Steps]
@@ -78,7 +93,9 @@ HANDLERS: dict[int, Handler] = {
     16: groups.list_groups,
     19: topics.create_topics,
     20: topics.delete_topics,
+    21: delete_records.delete_records,
     22: produce.init_producer_id,
+    23: epochs.offset_for_leader_epoch,
     32: configs.describe_configs,
     33: configs.alter_configs,
     37: topics.create_partitions,
@@ -90,41 +107,9 @@ HANDLERS: dict[int, Handler] = {
 }
 """The offered APIs, by Kafka's keys."""
 
-# waiting requests of a connection; above this, the door stops reading from the connection
-REQUESTS_MAX = 100
-OUT_BYTES_MAX = 64 << 20  # unsent bytes of a connection; the door then stops reading from it
+HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
 _FETCH = 1
-
-
-@define
-class Slot:
-    """The place of a request in the queue of its connection."""
-
-    head: RequestHead
-    parts: list[Buffer] | None = None  # its answer
-    is_over: bool = False  # the answer is complete, or there is none
-    conversation: int = 0
-
-
-@define
-class KafkaConnection:
-    """A client's connection: its unanswered requests, in order, and the bytes to send."""
-
-    id: int
-    host: str = ""
-    slots: deque[Slot] = Factory(deque)
-    out: deque[Buffer] = Factory(deque)
-    # Two counters: the gate alone increases the first, and the door's thread the second.
-    queued_bytes: int = 0
-    sent_bytes: int = 0
-    is_closed: bool = False  # set by the gate; the door closes the connection when all is sent
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the door must not read from the connection now."""
-        waiting = self.queued_bytes - self.sent_bytes
-        return len(self.slots) >= REQUESTS_MAX or waiting >= OUT_BYTES_MAX
 
 
 @define
@@ -137,6 +122,7 @@ class _Conversation:
     requests: dict[int, int] = Factory(dict)  # the places of the missing answers
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
+    held_bytes: int = 0  # counted in the gate's
 
 
 class KafkaGate:
@@ -145,7 +131,7 @@ class KafkaGate:
     def __init__(
         self,
         me: str,
-        controller: str,
+        controllers: Sequence[str],
         endpoints: dict[str, Endpoint],
         crc32c: Callable[[Buffer], int],
         wall_ms: Callable[[], int],
@@ -153,6 +139,9 @@ class KafkaGate:
         *,
         default_partitions: int = 1,
         auto_create: bool = True,
+        records_max: int = RECORDS_MAX,
+        default_replicas: int = 1,
+        asks_brokers: bool = False,
     ) -> None:
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
@@ -160,27 +149,41 @@ class KafkaGate:
         # ... and the second when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None
         self.connections: dict[int, KafkaConnection] = {}
+        self.times: dict[
+            int, Histogram
+        ] = {}  # of requests that have ended, by the keys of the APIs
         self._out = Ready()
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
-        self._calls: dict[int, int] = {}  # conversations by the ids of their requests to nodes
+        self._slices = SliceQueue()
+        self._held_bytes = 0
+        self._calls: dict[int, int] = {}  # conversations by the ids of their requests
         self._last_request = 0
         self._last_conversation = 0
         self._last_connection = 0
         watches = Watches(self._watch, self._ring)
         self._context = GateContext(
             me,
-            controller,
+            Controllers(controllers),
             endpoints,
             TopicCache(),
             watches,
+            FetchSessions(new_id),
             Subscriptions(),
             crc32c,
             wall_ms,
             new_id,
             default_partitions,
             auto_create,
+            records_max,
+            default_replicas,
+            asks_brokers,
         )
+
+    @property
+    def sessions(self) -> int:
+        """The number of fetch sessions."""
+        return len(self._context.sessions)
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
         """Refuse the next batches for a topic, so that an application's error handling can be
@@ -205,11 +208,20 @@ class KafkaGate:
             self._drop(slot.conversation)
         connection.slots.clear()
         connection.out.clear()
+        self._held_bytes -= sum(map(len, connection.held))
+        connection.held.clear()
 
     def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
-        """Begin to handle a request."""
-        self._context.now = now
+        """Take in a request."""
+        self._begin_turn(now)
         if connection.is_closed:
+            return
+        if connection.held_by:
+            if self._held_bytes + len(frame) > HELD_BYTES_MAX:
+                self._close(connection)
+                return
+            self._held_bytes += len(frame)
+            connection.held.append(frame)
             return
         try:
             head = frames.read_head(frame)
@@ -227,10 +239,12 @@ class KafkaGate:
         for slot in connection.slots:
             if slot.head.key == _FETCH:
                 self._hurry(slot.conversation)
-        slot = Slot(head)
+        slot = Slot(head, size=len(frame), arrived=now)
         connection.slots.append(slot)
         self._last_conversation += 1
         slot.conversation = number = self._last_conversation
+        if head.key == _PRODUCE:
+            connection.held_by = number
 
         def release() -> None:
             slot.is_over = True
@@ -241,6 +255,25 @@ class KafkaGate:
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
 
+    def _take_up(self, number: int, conversation: _Conversation) -> None:
+        """Take up the requests that wait for a conversation: it has sent its batches, or ended."""
+        connection = conversation.connection
+        self._held_bytes -= conversation.held_bytes
+        conversation.held_bytes = 0
+        if connection.held_by != number:
+            return
+        connection.held_by = 0
+        if connection.is_taking_up or not connection.held:
+            return
+        connection.is_taking_up = True
+        while connection.held and not connection.held_by:
+            frame = connection.held.popleft()
+            self._held_bytes -= len(frame)
+            self.received(connection, frame, self._context.now)
+        connection.is_taking_up = False
+        if not connection.held:
+            self.wake(connection)  # The door may read from the connection again.
+
     def _close(self, connection: KafkaConnection) -> None:
         connection.is_closed = True
         self.wake(connection)
@@ -250,7 +283,7 @@ class KafkaGate:
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
-        answer.api_keys = offered() if is_known else offered()[:0]
+        answer.api_keys = offered({*HANDLERS, API_VERSIONS}) if is_known else []
         if not is_known:
             answer.api_keys = [ApiVersionsResponseApiVersion(API_VERSIONS, first, last)]
         slot = Slot(head)
@@ -279,22 +312,34 @@ class KafkaGate:
                 continue
             return
 
-    def _begin(self, number: int, conversation: _Conversation, wait: Ask | Doze | Pause) -> Any:
-        """Begin a wait. Return the conversation, or the handler's result if there is nothing to
-        wait for.
+    def _begin(self, number: int, conversation: _Conversation, wait: Wait) -> Any:
+        """Begin a wait. Returns the conversation, or, if there is nothing to wait for, the result
+        for the handler.
         """
         now = self._context.now
         match wait:
-            case Ask(requests, wait_ms):
+            case Ask(requests, wait_ms, frees_line, ids):
                 if not requests:
                     return []
                 conversation.answers = [LATE] * len(requests)
                 for place, (peer, make) in enumerate(requests):
-                    request = self._number()
+                    request = ids[place] if ids else self._number()
                     self._calls[request] = number
                     conversation.requests[request] = place
                     self._out.send.append((peer, make(request)))
+                if ids is not None:
+                    ids[:] = conversation.requests
                 self._timers.set(number, now + wait_ms)
+                if frees_line:
+                    self._take_up(number, conversation)
+            case Breathe():
+                size = conversation.slot.size
+                if not conversation.held_bytes and self._held_bytes + size > HELD_BYTES_MAX:
+                    self._close(conversation.connection)
+                if not conversation.held_bytes:
+                    conversation.held_bytes = size
+                    self._held_bytes += size
+                self._slices.add(number)
             case Doze(partitions, until):
                 has_others_behind = conversation.connection.slots[-1] is not conversation.slot
                 if has_others_behind or until <= now:
@@ -312,6 +357,10 @@ class KafkaGate:
         self._timers.drop(number)
         slot, connection = conversation.slot, conversation.connection
         slot.is_over = True
+        times = self.times.get(slot.head.key)
+        if times is None:
+            times = self.times[slot.head.key] = Histogram.new()
+        times.observe((self._context.now - slot.arrived) / 1000)
         if answer is CLOSE:
             self._close(connection)
         elif answer is not NO_ANSWER and not connection.is_closed:
@@ -321,6 +370,7 @@ class KafkaGate:
                 self.failed(slot.head, error)
                 self._close(connection)
         self._drain(connection)
+        self._take_up(number, conversation)
 
     def _drain(self, connection: KafkaConnection) -> None:
         """Send answers in order, up to the first request that is not answered yet."""
@@ -341,6 +391,8 @@ class KafkaGate:
         if conversation is None:
             return
         self._timers.drop(number)
+        self._slices.drop(number)
+        self._held_bytes -= conversation.held_bytes
         for request in conversation.requests:
             self._calls.pop(request, None)
         if conversation.doze is not None:
@@ -379,8 +431,13 @@ class KafkaGate:
     def step(self, source: str, message: Message, now: int) -> None:
         """Handle an answer of a node."""
         del source
-        self._context.now = now
+        self._begin_turn(now)
         request = getattr(message, "id", 0)
+        if isinstance(message, UnderWay):
+            # A large change takes the zkserver several commits; the answer follows.
+            if (number := self._calls.get(request)) is not None:
+                self._timers.set(number, now + ANSWER_MS)
+            return
         number = self._calls.pop(request, None)
         if number is None:
             if isinstance(message, Fetched):
@@ -394,12 +451,29 @@ class KafkaGate:
 
     @property
     def deadline(self) -> int:
-        """The time at which ``tick`` has something to do."""
-        return self._timers.due
+        """When ``tick`` has something to do."""
+        return min(self._slices.due, self._timers.due)
+
+    def _begin_turn(self, now: int) -> None:
+        """Note the time; requests that come in the same millisecond share a slice."""
+        if now != self._context.now:
+            self._context.now, self._context.spent = now, 0
+
+    def _run_slices(self) -> None:
+        """Run new handlers, as long as the slice lasts, and a slice of a long one."""
+        context, slices = self._context, self._slices
+        context.spent = 0
+        while context.spent < SLICE and (number := slices.next_new()) is not None:
+            self._go_on(number, None)
+        if (number := slices.next_long(context.now)) is not None:
+            context.spent = SLICE - LONG_SLICE
+            self._go_on(number, None)
 
     def tick(self, now: int) -> None:
         """End the waits whose time is up."""
-        self._context.now = now
+        self._begin_turn(now)
+        if self._slices.due <= now:
+            self._run_slices()
         for number in self._timers.over(now):
             conversation = self._conversations.get(number)
             if conversation is None:
@@ -426,17 +500,3 @@ class KafkaGate:
 
     def advance(self, ready: Ready, now: int) -> None:
         """Do nothing: a gate writes nothing to disk."""
-
-
-def offered() -> list[ApiVersionsResponseApiVersion]:
-    """Return the APIs that are offered.
-
-    The answer offers Produce from version 0 on, because old clients require it, but the gate serves
-    versions from 3 on, as Kafka 4 does (KAFKA-18659).
-    """
-    known = frames.apis()
-    found = []
-    for key in sorted({*HANDLERS, API_VERSIONS}):
-        first, last = known[key].versions
-        found.append(ApiVersionsResponseApiVersion(key, 0 if key == _PRODUCE else first, last))
-    return found

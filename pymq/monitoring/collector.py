@@ -66,6 +66,8 @@ class Collector:
         # number of requests that the policy has refused
         self.refused: Callable[[], int] | None = None
         self.idle_s: Callable[[], float] | None = None
+        # adds the metrics of Kafka's clients
+        self.kafka: Callable[[Metrics], None] | None = None
         self._loop = loop
         self._version = version
         self._files = files
@@ -119,6 +121,8 @@ class Collector:
             out.add("pymq_messages_dropped_total", self.net.dropped)
         if self.refused is not None:
             out.add("pymq_refused_total", self.refused())
+        if self.kafka is not None:
+            self.kafka(out)
         if self.idle_s is not None:
             out.add("pymq_idle_seconds_total", self.idle_s())
         if len(self._brokers) > 1:

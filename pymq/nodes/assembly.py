@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from pymq import coord
 from pymq.access.grants import Grants
 from pymq.broker import broker as machine
 from pymq.broker.registration import BrokerConfig
-from pymq.client.base import Handle, check_timeout
 from pymq.client.options import check_range, check_seconds
 from pymq.controller.controller import Controller, ControllerConfig
 from pymq.coord.base import Coordinator
@@ -21,7 +19,6 @@ from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.group.group_limits import GroupLimits
 from pymq.core.message import LeaderAndIsr
 from pymq.core.observe.events import EventLog
-from pymq.core.observe.metrics import Metrics
 from pymq.core.pending.fetch_limits import FetchLimits, FetchOutbox
 from pymq.core.types import check_name
 from pymq.errors import PymqError
@@ -31,10 +28,11 @@ from pymq.nodes.clocks import monotonic_ms, wall_ms
 from pymq.nodes.directory import Directory
 from pymq.nodes.embedded import version
 from pymq.nodes.identity import fresh_identity, next_identity
+from pymq.nodes.kafka.options import KafkaOptions, KafkaPort, kafka_port
+from pymq.nodes.node import Node
 from pymq.nodes.security import Access, Http, NodeSecurity, SecurityOptions, open_transport
 from pymq.replication.factory import replicator
 from pymq.runtime.loop import Loop
-from pymq.runtime.node_thread import NodeThread
 from pymq.runtime.timed_machines import TimedFiles
 from pymq.store.base import BlockStore
 from pymq.store.file.file_store import FileStore
@@ -42,7 +40,7 @@ from pymq.store.memory import MemoryStore
 from pymq.transport.base import Arrival, Gate, Transport
 
 if TYPE_CHECKING:
-    from pymq.web.server import Server
+    from pymq.nodes.kafka.listener import BrokerKafka
 
 LEAVE_MS = 3_000  # time in which a stopping broker hands over its leaderships
 HEARTBEAT_MS = 300  # interval of brokers' heartbeats
@@ -50,154 +48,14 @@ SESSION_MS = 2_000  # a broker without a heartbeat for this long counts as dead
 COPY_BYTES_S = 50 << 20  # bytes a second at which sealed blocks are copied to a broker
 COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # key name of a zkserver, if no key file names its endpoint
-DRAIN_S = 2.0  # limit for sending the remaining messages when a node stops
-DRAIN_RUNS = 10  # runs of the node's loop in that time
 
 
 def _new_id() -> str:
     return os.urandom(16).hex()
 
 
-class Node(Handle):
-    """The life cycle of brokers and zkservers.
-
-    ``run`` runs the node in the calling thread until ``stop``; ``start`` does the same in a new
-    thread. ``close``, or leaving the ``with`` block, ends the node in both cases.
-    """
-
-    def __init__(
-        self, transport: Transport, loop: Loop, meters: Collector, door: NodeSecurity | None = None
-    ) -> None:
-        self.transport = transport
-        self.loop = loop
-        self.journal = meters.journal  # journal of events; add a listener to receive them
-        self.on_ready: Callable[[], None] = lambda: None  # the node's thread calls this once
-        self._runner = NodeThread(loop, transport, self._note)
-        self._thread: threading.Thread | None = None
-        self._is_ready = threading.Event()
-        self._problem: BaseException | None = None
-        self._is_closed = False
-        self._door = door
-        self._meters = meters
-        self._http: Server | None = None
-        if isinstance(transport, TransportStats):
-            meters.net = transport
-            note = meters.journal.note
-            transport.tell_when_crowded(lambda n: note("connections_crowded", turned_away=n))
-        if door is not None:
-            meters.refused = lambda: door.refused
-        meters.idle_s = lambda: self._runner.idle_s
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.transport.node
-
-    @property
-    def endpoint(self) -> str:
-        """The node's endpoint."""
-        return self.transport.endpoint
-
-    def run(self) -> None:
-        """Run the node in this thread until :meth:`stop`, and then close its resources.
-
-        Raises:
-            PymqError: the error that has ended the node.
-        """
-        try:
-            self._runner.run(self._is_over)
-            self._drain()
-        finally:
-            self.close()
-
-    def start(self, timeout: float | None = 30.0) -> Self:
-        """Run the node in a new thread; returns when the node is ready, or after *timeout* seconds.
-
-        Raises:
-            PymqError: the node ended before it was ready.
-        """
-        check_timeout(timeout)
-        self._thread = threading.Thread(target=self._run, name=f"pymq-{self.name}", daemon=True)
-        self._thread.start()
-        self._is_ready.wait(timeout)
-        if self._problem is not None:
-            raise self._problem
-        return self
-
-    def _run(self) -> None:
-        try:
-            self.run()
-        except BaseException as error:  # `start` raises it again
-            self._problem = error
-        finally:
-            self._is_ready.set()
-
-    @property
-    def http(self) -> str:
-        """The URL of the node's metrics and page, as ``http://127.0.0.1:8080/``; empty without
-        HTTP.
-        """
-        return self._http.address if self._http is not None else ""
-
-    def _open_http(self, http: Http | None, access: Access, page_of: str = "") -> None:
-        if http is not None:
-            from pymq.nodes.http import open_http  # lazy: most nodes serve no HTTP
-
-            self._http = open_http(http, page_of, access, self._door, self.metrics)
-
-    def metrics(self, timeout: float = 5.0) -> Metrics:
-        """Return the node's metrics; any thread may call this while the node runs.
-
-        Raises:
-            TimeoutError: the node did not answer within *timeout* seconds.
-            Closed: the node has stopped.
-        """
-        return self._runner.ask(self._meters.collect, timeout)
-
-    def stop(self) -> None:
-        """Request an orderly stop; any thread and signal handlers may call this."""
-        self._runner.stop()
-
-    def close(self) -> None:
-        """Stop the node and close its resources; closing twice is allowed."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self.stop()
-            thread.join()
-            return
-        if not self._is_closed:
-            self._is_closed = True
-            try:
-                if self._http is not None:
-                    self._http.close()
-                self._let_go()
-            finally:
-                self.transport.close()
-                if self._door is not None:
-                    self._door.close()
-
-    def _is_over(self) -> bool:
-        """Whether the node has to end by itself; each turn checks this."""
-        return False
-
-    def _note(self, arrivals: Sequence[Arrival]) -> None:
-        """Inspect arrived messages before the machines get them."""
-
-    def _ready(self) -> None:
-        if not self._is_ready.is_set():
-            self._is_ready.set()
-            self.on_ready()
-
-    def _drain(self) -> None:
-        """Carry out the pending sends and writes."""
-        for _ in range(DRAIN_RUNS):
-            self.loop.run()
-            if not self.loop.has_work:
-                break
-        self.transport.flush()
-
-    def _let_go(self) -> None:
-        """Close the node's resources."""
+class BrokerExtras(SecurityOptions, KafkaOptions, total=False):
+    """The keyword arguments of a broker beside those of its machine."""
 
 
 class Broker(Node):
@@ -235,12 +93,19 @@ class Broker(Node):
         group_max_members: the most members of a consumer group that this broker coordinates; by
             default 1,000 (group.max.size of Kafka).
         http: the address that serves metrics, as ``"127.0.0.1:9100"``.
-        http_cert: a PEM file with a certificate and its key, which HTTP on a network address
-            requires.
+        http_cert: a PEM file with a certificate and its key, required to serve HTTP to the network.
+        kafka: the address for Kafka's clients, as ``"127.0.0.1:9092"``; port 0 takes a free one.
+            Such clients have neither keys nor TLS yet, so other addresses need *insecure*.
+        kafka_advertise: the address that they connect to, if it differs.
+        kafka_partitions, kafka_replicas: for topics whose creator gives no number; by default 1 and
+            3, or as many replicas as there are brokers.
+        kafka_auto_create: whether a Kafka client that asks for an unknown topic creates it.
+        kafka_batch_records_max: the limit of a batch of Kafka's clients; by default 100,000.
 
     Raises:
         ConfigError: an option is wrong.
-        StoreError, StoreLocked: the store cannot be opened, or another process has opened it.
+        MissingExtra: *kafka* needs the extra ``kafka``.
+        StoreError, StoreLocked: the store cannot be opened, or another process has it open.
     """
 
     def __init__(
@@ -264,7 +129,7 @@ class Broker(Node):
         group_max_members: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
-        **security: Unpack[SecurityOptions],
+        **options: Unpack[BrokerExtras],
     ) -> None:
         check_name(name, "broker name")
         check_range("copy_bytes_s", copy_bytes_s, 0, 1 << 40)
@@ -278,7 +143,7 @@ class Broker(Node):
             fetches=FetchLimits.of(fetch_max_bytes, fetch_memory_bytes),
             groups=GroupLimits.of(group_max_members),
         )
-        access = Access(**security)
+        access, kafka = _split(options)
         served = Http(http, http_cert) if http else None
         is_kept = store is None and os.fspath(data) != "memory:"
         files = TimedFiles() if is_kept else None
@@ -286,7 +151,14 @@ class Broker(Node):
             FileStore(os.fspath(data), files=files) if is_kept else MemoryStore()
         )
         made, door = transport, None
+        self._kafka: BrokerKafka | None = None
         try:
+            if kafka is not None:
+                # on demand: most brokers do not listen for Kafka's clients
+                from pymq.nodes.kafka.listener import BrokerKafka
+
+                self._kafka = BrokerKafka(kafka, name, zkservers)
+                config.kafka = self._kafka.advertised
             identity = next_identity(Path(data), name) if is_kept else fresh_identity(name)
             config.storage_id, config.incarnation = identity.storage_id, identity.incarnation
             if made is None:
@@ -298,8 +170,15 @@ class Broker(Node):
                 made.close()
             if door is not None:
                 door.close()
+            if self._kafka is not None:
+                self._kafka.close()
             self.store.close()
             raise
+
+    @property
+    def kafka(self) -> str:
+        """The address that Kafka's clients get, as ``127.0.0.1:9092``; empty without one."""
+        return self._kafka.advertised if self._kafka is not None else ""
 
     def _assemble(
         self,
@@ -325,6 +204,10 @@ class Broker(Node):
         meters.add_broker(self.machine, self.store)
         loop.wall_clock.follow(wall_ms, self.machine)
         loop.add(self._directory.name, self._directory)
+        if self._kafka is not None:
+            loop.add(self._kafka.name, self._kafka.gate)
+            self._serve(self._kafka.door)
+            meters.kafka = self._kafka.measure
 
     def _machine(
         self, config: BrokerConfig, now: int, journal: EventLog, outbox: FetchOutbox | None
@@ -369,6 +252,17 @@ class Broker(Node):
 
     def _let_go(self) -> None:
         self.store.close()
+
+
+def _split(options: BrokerExtras) -> tuple[Access, KafkaPort | None]:
+    """Return the options of security, and those for Kafka's clients, checked."""
+    given = dict(options)
+    kafka = {name: given.pop(name) for name in options if name in KafkaOptions.__annotations__}
+    access = Access(**given)  # type: ignore[arg-type] # the rest is that of SecurityOptions
+    port = kafka_port(kafka)  # type: ignore[arg-type] # these are those of KafkaOptions
+    if port is not None:
+        port.check(access)
+    return access, port
 
 
 class ZkServer(Node):

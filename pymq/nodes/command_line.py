@@ -31,13 +31,57 @@ def broker_options(parser: argparse.ArgumentParser) -> None:
     secure(parser)
     limits(parser)
     web(parser)
+    _kafka(parser)
 
 
 def broker_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of :class:`pymq.Broker` for parsed options."""
     names = "name data rack copy_bytes_s fetch_max_bytes fetch_memory_bytes group_max_members"
     own = {name: getattr(args, name) for name in names.split()}
-    return {**own, "zkservers": args.zkserver, **common(args)}
+    # Only what was given: without an address for Kafka's clients there are no other options.
+    kafka = {name: found for name in _KAFKA if (found := getattr(args, name)) is not None}
+    if args.kafka_no_auto_create:
+        kafka["kafka_auto_create"] = False
+    return {**own, "zkservers": args.zkserver, **common(args), **kafka}
+
+
+_KAFKA = (
+    "kafka",
+    "kafka_advertise",
+    "kafka_partitions",
+    "kafka_replicas",
+    "kafka_batch_records_max",
+)
+
+
+def _kafka(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="listen for Kafka's clients there")
+    parser.add_argument(
+        "--kafka-advertise", metavar="HOST:PORT", help="where they reach it, if not at --kafka"
+    )
+    parser.add_argument(
+        "--kafka-partitions",
+        type=int,
+        metavar="N",
+        help="of a topic that a Kafka client creates without a number (1)",
+    )
+    parser.add_argument(
+        "--kafka-replicas",
+        type=int,
+        metavar="N",
+        help="of such a partition, as far as there are brokers (3)",
+    )
+    parser.add_argument(
+        "--kafka-no-auto-create",
+        action="store_true",
+        help="do not create a topic that a Kafka client asks for",
+    )
+    parser.add_argument(
+        "--kafka-batch-records-max",
+        type=int,
+        metavar="N",
+        help="records in a batch of a Kafka client (100000)",
+    )
 
 
 def zkserver_options(parser: argparse.ArgumentParser) -> None:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymq import descriptors
 from pymq.errors import ConfigError, PymqError
-from pymq.nodes import garbage
+from pymq.runtime import garbage
 
 if TYPE_CHECKING:
-    from pymq.nodes.assembly import Node
+    from pymq.nodes.node import Node
 
 log = logging.getLogger("pymq")
 
@@ -169,6 +169,8 @@ def serve(node: Node) -> int:
     limit = descriptors.keep_back()
     garbage.freeze_old()
     fields = {"node": node.name, "endpoint": node.endpoint, "pid": os.getpid(), "http": node.http}
+    if node.kafka:
+        fields["kafka"] = node.kafka
     node.on_ready = lambda: note("ready", **fields, descriptors=limit.all)
     if limit.all < descriptors.SMALL:
         note("few_descriptors", limit=limit.all, wanted=descriptors.SMALL)

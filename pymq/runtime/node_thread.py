@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pymq.core.types import NEVER
 from pymq.errors import Closed
@@ -19,6 +19,26 @@ from pymq.transport.bell import Bell
 T = TypeVar("T")
 
 RUN_MS = 20  # limit of one run of the loop before new messages are handled
+
+
+class Sockets(Protocol):
+    """Sockets beside the transport's, which the node's thread serves between two turns."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`take` has something to do."""
+        ...
+
+    def take(self, loop: Loop) -> bool:
+        """Give the loop's machines what has arrived; returns whether there was anything."""
+        ...
+
+    def flush(self) -> None:
+        """Send what the machines have made."""
+        ...
+
+    def shut(self) -> None:
+        """Close them."""
+        ...
 
 
 class NodeThread:
@@ -34,6 +54,7 @@ class NodeThread:
         self._net = net
         self._note = note
         self.idle_s = 0.0  # total idle time
+        self.sockets: Sockets | None = None  # set before the thread runs
         self._bell = Bell()
         self._questions: deque[Callable[[], None]] = deque()  # queued by any thread
         self._is_stopped = False
@@ -47,6 +68,9 @@ class NodeThread:
         waiting = select.poll()
         waiting.register(self._bell.fileno(), select.POLLIN)
         waiting.register(net.fileno(), select.POLLIN)
+        sockets = self.sockets
+        if sockets is not None:
+            waiting.register(sockets.fileno(), select.POLLIN)
         is_woken = True
         try:
             while not self._is_stopped and not (until is not None and until()):
@@ -57,12 +81,16 @@ class NodeThread:
                     if self._note is not None:
                         self._note(arrivals)
                     loop.take(arrivals)
+                if sockets is not None and sockets.take(loop):
+                    is_woken = True
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
                     # Limit the run: if the coordinator backend answers at once, a zkserver with a
                     # large change has work in each turn, but it handles heartbeats only between two
                     # runs.
                     loop.run(within_ms=RUN_MS)
+                    if sockets is not None:
+                        sockets.flush()
                     if loop.jobs.waiting:
                         self._begin_jobs()
                     continue  # wait only after a poll that follows the last flush

@@ -29,6 +29,7 @@ _NONE = AckMode.NONE
 
 REQUESTS = (
     *(msg.Produce, msg.Fetch, msg.GetSequence, msg.FindOffset, msg.Copy, msg.CancelDelayed),
+    *(msg.FindEpoch, msg.DeleteRecords),
     *(
         msg.Join,
         msg.Heartbeat,
@@ -55,7 +56,7 @@ ANSWERS = frozenset(
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.Copied),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
-        *(msg.Reconciled, msg.ReconciledState),
+        *(msg.EpochFound, msg.Reconciled, msg.ReconciledState),
         *(msg.LeaderAndIsrAnswer, msg.Stopped, msg.PartitionReports, msg.Cancelled),
     )
 )

@@ -26,7 +26,7 @@ UNANSWERED = {
     cls.__name__
     for cls in (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        msg.Cancelled,
+        *(msg.Cancelled, msg.EpochFound),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.UnderWay),
         *(msg.LeaderAndIsrAnswer, msg.Copied),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
@@ -51,6 +51,8 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.InitProducer: {("Write", "producer", "name")},
     msg.Fetch: {("Read", "topic", "topic")},
     msg.FindOffset: {("Read", "topic", "topic")},
+    msg.FindEpoch: {("Read", "topic", "topic")},
+    msg.DeleteRecords: {("Delete", "topic", "topic")},
     msg.Copy: {("Write", "topic", "topic"), ("Read", "topic", "origin")},
     msg.Locate: {("Read", "topic", "topic")},
     msg.Unsubscribe: {("Read", "topic", "topic"), ("Delete", "group", "group")},

@@ -16,9 +16,9 @@ import pymq
 from pymq.core.batch.columns import Buffer
 from pymq.errors import ConfigError
 from pymq.kafka import door
+from pymq.kafka.connection import REQUESTS_MAX
 from pymq.kafka.endpoint import KafkaEndpoint
 from pymq.kafka.frames import SCRATCH_BYTES
-from pymq.kafka.gate import REQUESTS_MAX
 from pymq.kafka.wire import codec
 from pymq.kafka.wire import messages as m
 from pymq.kafka.wire.schema import schemas

@@ -14,8 +14,9 @@ from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka import records
 from pymq.core.batch.kafka.batch import KAFKA_HEADER, SIGNED_FROM, crc32c_function
 from pymq.kafka.codes import Code
-from pymq.kafka.gate import HANDLERS, KafkaConnection, KafkaGate
-from pymq.kafka.handlers.conversation import Endpoint
+from pymq.kafka.connection import KafkaConnection
+from pymq.kafka.gate import HANDLERS, KafkaGate
+from pymq.kafka.shared.conversation import Endpoint
 from pymq.kafka.wire import codec
 from pymq.kafka.wire import messages as m
 from pymq.kafka.wire.schema import schemas
@@ -34,7 +35,7 @@ class Bench:
         endpoints = {"broker-0": Endpoint(0, "127.0.0.1", 9092)}
         ids = map("{:032x}".format, range(1, 1_000_000))
         self.gate = KafkaGate(
-            "broker-0", "zkserver-0", endpoints, CRC, lambda: NOW, lambda: next(ids)
+            "broker-0", ["zkserver-0"], endpoints, CRC, lambda: NOW, lambda: next(ids)
         )
         self.gate.failed = lambda _, error: self.failures.append(error)
         with self.mq.driver as loop:
@@ -326,14 +327,6 @@ def test_what_is_refused_when_fetching(bench: Bench, request_: m.FetchRequest, c
     bench.mq.create_topic("t")
     request_.max_wait_ms = 60_000  # an error does not wait
     assert read(bench.ask("Fetch", 12, request_)).error_code == code
-
-
-def test_fetch_sessions_are_not_there(bench: Bench) -> None:
-    bench.mq.create_topic("t")
-    assert bench.ask("Fetch", 12, fetch(0)).session_id == 0
-    request = fetch(0)
-    request.session_id = 5
-    assert bench.ask("Fetch", 12, request).error_code == Code.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_topics_by_their_ids(bench: Bench) -> None:

@@ -9,13 +9,24 @@ from tests.simulator.processes import ProcessCluster
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def processes(folder: Path, brokers: int = 3, keys: Path | None = None) -> ProcessCluster:
-    """Start a cluster of one zkserver on SQLite and some brokers; *keys* is a folder of keys."""
+def processes(
+    folder: Path,
+    brokers: int = 3,
+    keys: Path | None = None,
+    *,
+    kafka: bool = False,
+    zkservers: int = 1,
+) -> ProcessCluster:
+    """Start a cluster of one zkserver on SQLite and some brokers; *keys* is a folder of keys.
+
+    Several *zkservers* use ZooKeeper.
+    """
     return ProcessCluster(
         folder,
         ROOT / "examples",
         brokers=brokers,
-        zkservers=1,
-        zookeepers=0,
+        zkservers=zkservers,
+        zookeepers=int(zkservers > 1),
         arguments=() if keys is None else ("--curve-dir", str(keys)),
+        kafka=kafka,
     )

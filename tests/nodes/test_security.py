@@ -28,7 +28,7 @@ from pymq.errors import (
     DeliveryTimeout,
 )
 from pymq.nodes import service
-from pymq.nodes.assembly import Node
+from pymq.nodes.node import Node
 from pymq.nodes.security import NodeSecurity
 from pymq.transport.curve.key_files import revoke
 from pymq.transport.curve.key_ring import KeyRing

@@ -124,7 +124,8 @@ class ProcessCluster(Transient):
         zookeepers: the number of ZooKeeper servers; 0 for a file, which one zkserver can use.
         namespaces: with them each node has a separate network, whose links can be cut.
         disk_bytes: brokers that get a :class:`Disk` of that size, by name.
-        arguments: further arguments of each node's command line.
+        arguments: more of the command line of each node.
+        kafka: whether the brokers listen for Kafka's clients, on this machine.
     """
 
     def __init__(
@@ -138,9 +139,12 @@ class ProcessCluster(Transient):
         namespaces: Namespaces | None = None,
         disk_bytes: dict[str, int] | None = None,
         arguments: Sequence[str] = (),
+        kafka: bool = False,
     ) -> None:
         self._folder = folder
         self._arguments = arguments
+        self._kafka = kafka
+        self.bootstrap = ""  # of the brokers, for Kafka's clients
         self._scripts = scripts
         self._namespaces = namespaces
         self._stack = ExitStack()
@@ -149,12 +153,17 @@ class ProcessCluster(Transient):
         self.disks: dict[str, Disk] = {}
         self.nodes: dict[str, NodeProcess] = {}
         self.zookeeper: ZooKeeper | None = None
+        self._endpoints: dict[str, str] = {}
         self.url = ""  # URL for pymq.open
 
     @property
     def brokers(self) -> list[str]:
         """The names of the brokers."""
         return [f"broker-{i}" for i in range(self._brokers)]
+
+    def endpoint(self, zkserver: str) -> str:
+        """The endpoint of a zkserver."""
+        return self._endpoints[zkserver]
 
     @property
     def zkservers(self) -> list[str]:
@@ -173,8 +182,11 @@ class ProcessCluster(Transient):
         names = [*self.zkservers, *self.brokers]
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         at = {name: f"{self._address(name)}:{ports[name]}" for name in names}
+        kafka = dict(zip(self.brokers, free_ports(len(self.brokers)), strict=True))
+        self.bootstrap = ",".join(f"{LOCALHOST}:{port}" for port in kafka.values())
         zkservers = "tcp://" + ",".join(at[name] for name in self.zkservers)
         self.url = f"zmq+{zkservers}"
+        self._endpoints = {name: f"tcp://{at[name]}" for name in self.zkservers}
         for name in self.zkservers:
             self._add(name, "zkserver.py", listen=f"tcp://{at[name]}", coordinator=coordinator)
         for name in self.brokers:
@@ -182,10 +194,10 @@ class ProcessCluster(Transient):
             if size := self._disk_bytes.get(name):
                 self.disks[name] = Disk(data, size)
                 self._stack.callback(self.disks[name].close)
-            listen = f"tcp://{at[name]}"
-            self._add(
-                name, "broker.py", name=name, listen=listen, zkserver=zkservers, data=str(data)
-            )
+            options = {"listen": f"tcp://{at[name]}", "data": str(data)}
+            if self._kafka:
+                options["kafka"] = f"{LOCALHOST}:{kafka[name]}"
+            self._add(name, "broker.py", name=name, zkserver=zkservers, **options)
 
     def _start_coordinator(self) -> str:
         if not self._zookeepers:

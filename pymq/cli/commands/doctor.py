@@ -22,6 +22,7 @@ from pymq.cli.diagnosis.connectivity import (
     key_checks,
 )
 from pymq.cli.diagnosis.health import cluster_checks, group_checks, guarded, topic_checks
+from pymq.cli.diagnosis.kafka import kafka_check
 from pymq.cli.show import FAILED, OK, Show
 from pymq.core import message as msg
 from pymq.core.counts import plural
@@ -174,6 +175,8 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
                 what = f"broker {broker.name}"
                 for check in endpoint_checks(what, broker.endpoint, has_keys=has_keys):
                     yield _advertised(check)
+                if broker.kafka:
+                    yield kafka_check(f"{what} for Kafka's clients", broker.kafka)
         yield from _health(mq, args)
 
 

@@ -9,7 +9,7 @@ import threading
 from pymq.cli import connect
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import OK, Show
-from pymq.errors import ConfigError
+from pymq.kafka.addresses import parse_address
 
 HELP = "serve a folder, or a queue in memory, to Kafka's clients"
 
@@ -34,17 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise ConfigError(f"--listen {text}: must be HOST:PORT, such as 127.0.0.1:9092")
-    return host.strip("[]"), int(port)
-
-
 def run(args: argparse.Namespace, show: Show) -> int:
     """Serve Kafka's clients until interrupted."""
     args.url = args.where or args.url
-    host, port = _address(args.listen)
+    host, port = parse_address(args.listen, "--listen")
     with (
         connect.opened(args, makes=True) as client,
         client.kafka(

@@ -79,7 +79,9 @@ class BrokerRegistry:
 
     def register(self, source: str, m: RegisterBroker, now: int) -> None:
         """Register a broker that has started or has found this active zkserver."""
-        node = BrokerNode(m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation)
+        node = BrokerNode(
+            m.name, m.endpoint, m.rack, m.weight, m.storage_id, m.incarnation, kafka=m.kafka
+        )
         if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
             self._members.beat(m.name, m.incarnation, now)
@@ -138,7 +140,7 @@ class BrokerRegistry:
         return (
             node.name not in self._registering
             and known is not None
-            and attrs.evolve(known, is_draining=node.is_draining) == node
+            and attrs.evolve(known, is_draining=node.is_draining, number=node.number) == node
             and self._updates.is_telling_all(node.name, node.incarnation)
         )
 

@@ -89,6 +89,7 @@ class TopicImage:
             len(self.partitions),
             # Both versions only rise, so their sum rises whenever one of them changes.
             self.node.version + node.version,
+            deleted_to=node.log_start,
         )
 
 

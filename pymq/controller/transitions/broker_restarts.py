@@ -29,6 +29,11 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
     unsynced records.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
+    # Two registrations are never in the same commit, so no number is given twice.
+    number = known.number if known is not None else -1
+    if number < 0:
+        number = max((each.number for each in draft.image.brokers.values()), default=-1) + 1
+    node = attrs.evolve(node, number=number)
     if known is None:
         draft.create(path, node)
         return True

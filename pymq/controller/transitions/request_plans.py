@@ -21,6 +21,7 @@ from pymq.core.message import (
     AlterTopic,
     CreatePartition,
     CreateTopic,
+    DeleteRecords,
     InitProducer,
     Subscribe,
     Unsubscribe,
@@ -260,6 +261,24 @@ def check_in_sync(config: TopicConfig, replicas: int) -> None:
             f"min_in_sync={config.min_in_sync} is more than {plural(replicas, 'replica')}: "
             "every producer with acks='all' would be refused"
         )
+
+
+def delete_records(draft: Draft, m: DeleteRecords) -> None:
+    """Draft the deletion of a partition's records before an offset.
+
+    Raises:
+        UnknownTopic, UnknownPartition: there is no such partition.
+        InvalidRequest: the request is about another topic of that name, or the offset is negative.
+    """
+    topic = draft.image.topic(m.topic).node
+    if m.topic_id not in ("", topic.id):
+        raise InvalidRequest(f"topic {m.topic!r} is not the topic with the id {m.topic_id}")
+    if m.before < 0:
+        raise InvalidRequest(f"{m.before} is no offset")
+    name = TopicPartition(m.topic, m.partition)
+    image = draft.image.partition(*name)
+    if m.before > max(image.node.log_start, next(iter(image.blocks.values())).start):
+        blocks.change(draft, name, log_start=m.before)
 
 
 def alter_topic(draft: Draft, m: AlterTopic) -> None:

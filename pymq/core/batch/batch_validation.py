@@ -23,6 +23,7 @@ from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
+KAFKA_RECORDS_MAX = 1_000_000  # of a Kafka batch: more would take longer than 0.6 s to decode
 KAFKA_SLACK = 12  # Kafka's default for its largest batch is 1 MiB and these bytes
 ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
 # milliseconds; a record may be at most this much older than the first record of its batch (32-bit
@@ -89,7 +90,7 @@ def is_too_large(header: Header, limit: int) -> bool:
     like Kafka's ``max.message.bytes``.
     """
     if header.body_format == KAFKA_FORMAT:
-        return header.raw_length > limit + KAFKA_SLACK
+        return header.raw_length > limit + KAFKA_SLACK or header.count > KAFKA_RECORDS_MAX
     # Also limit the unpacked size: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
         header.count == 1

@@ -107,7 +107,16 @@ class EncodedBatch:
     A batch is immutable: stamping it makes a new batch that shares the body.
     """
 
-    __slots__ = ("_columns", "body", "head", "header", "is_sound", "partition", "topic")
+    __slots__ = (
+        "_columns",
+        "body",
+        "has_keys",
+        "head",
+        "header",
+        "is_sound",
+        "partition",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -121,6 +130,7 @@ class EncodedBatch:
     ) -> None:
         # Whether this process has encoded or validated the body.
         self.is_sound = is_sound
+        self.has_keys: bool | None = None  # whether every record has a key, if that is known
         self.head = head
         self.body = body
         self.header = header

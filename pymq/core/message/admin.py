@@ -116,6 +116,21 @@ class DescribeTopic:
 
 
 @value
+class DeleteRecords:
+    """Delete the records of a partition before an offset; from then on the log starts there.
+
+    The zkserver does not know the end of the log. An offset beyond it deletes later records, too,
+    so clients ask the leader for the end first.
+    """
+
+    id: int
+    topic: str
+    partition: str
+    before: int
+    topic_id: str = ""  # id of the topic; "": any topic of that name
+
+
+@value
 class ListTopics:
     """Get the names of all topics."""
 
@@ -124,9 +139,14 @@ class ListTopics:
 
 @value
 class DescribeCluster:
-    """Get the brokers and the controller."""
+    """Get the brokers and the controller.
+
+    With *brokers_only* the answer has neither numbers of topics, partitions and blocks nor problems
+    of partitions, and costs little however many there are.
+    """
 
     id: int
+    brokers_only: bool = False
 
 
 @value
@@ -242,6 +262,7 @@ AdminMessage = (
     | Recommission
     | BalanceLeaders
     | RecoverPartition
+    | DeleteRecords
     | DescribeTopic
     | ListTopics
     | DescribeCluster

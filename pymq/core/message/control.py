@@ -21,6 +21,7 @@ class RegisterBroker:
     weight: int
     storage_id: str
     incarnation: int
+    kafka: str = ""  # HOST:PORT for Kafka's clients
 
 
 @value

@@ -119,6 +119,30 @@ class OffsetFound:
 
 
 @value
+class FindEpoch:
+    """Find where the records of a leader epoch end, as a client does after a leader change."""
+
+    id: int
+    topic: str
+    partition: str
+    epoch: int
+    topic_id: str = ""  # id of the topic; "": any topic of that name
+
+
+@value
+class EpochFound:
+    """The largest epoch up to the requested one that has records, and the offset where it ends.
+
+    If all records are of later epochs, it is the requested epoch, and the start of the log.
+    """
+
+    id: int
+    epoch: int = -1
+    end: int = -1
+    error: PymqError | None = None
+
+
+@value
 class CancelDelayed:
     """Cancel a delayed record, given by its original offset; the leader answers."""
 
@@ -189,6 +213,8 @@ RecordMessage = (
     | Fetched
     | FindOffset
     | OffsetFound
+    | FindEpoch
+    | EpochFound
     | CancelDelayed
     | Cancelled
     | Copy

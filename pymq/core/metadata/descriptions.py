@@ -120,6 +120,8 @@ class BrokerDescription:
     is_draining: bool = False
     blocks: int = 0  # number of open and sealed blocks of which the broker is a replica
     kept_by: tuple[str, ...] = ()  # the reasons why a draining broker is not empty yet
+    number: int = -1  # the broker's number for Kafka's clients
+    kafka: str = ""  # HOST:PORT for Kafka's clients; "": the broker does not listen for them
 
 
 @value

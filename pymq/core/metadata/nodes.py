@@ -34,6 +34,10 @@ class BrokerNode:
     storage_id: str = ""  # id of the broker's disk; a wiped disk gets a new one
     incarnation: int = 0  # number of the broker's last registration; rises with each start
     is_draining: bool = False  # decommissioned: no new blocks are placed on this broker
+    # number for Kafka's clients, which have no names; assigned once. -1: registered before there
+    # were numbers
+    number: int = -1
+    kafka: str = ""  # HOST:PORT for Kafka's clients; "": the broker does not listen for them
 
 
 @value
@@ -117,6 +121,7 @@ class PartitionNode:
     wanted: Wanted | None = None
     losses: tuple[Loss, ...] = ()  # the partition's latest losses, oldest first
     sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
+    log_start: int = 0  # records before this offset are deleted, even if their block is kept
 
 
 @value
@@ -385,6 +390,12 @@ class PartitionState:
         0
     )
     earlier: int = 0  # number of blocks that were sent in earlier messages (as chunks)
+    deleted_to: int = 0  # records before this offset are deleted
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that is kept."""
+        return max(self.blocks[0].start, self.deleted_to)
 
     def block_id(self, block: BlockNode) -> BlockId:
         """Return the id of one of the blocks in a store."""

@@ -184,4 +184,17 @@ SPARK = {
     ),
 }
 
-METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT, **SPARK}
+KAFKA = {
+    "pymq_kafka_request_seconds": Spec(
+        HISTOGRAM, ("api",), "From a Kafka client's request to its answer, waiting included"
+    ),
+    "pymq_kafka_connections": Spec(GAUGE, (), "Connections of Kafka's clients"),
+    "pymq_kafka_connections_turned_away_total": Spec(
+        COUNTER, (), "Connections of Kafka's clients that were closed because there were too many"
+    ),
+    "pymq_kafka_received_bytes_total": Spec(COUNTER, (), "Bytes from Kafka's clients"),
+    "pymq_kafka_sent_bytes_total": Spec(COUNTER, (), "Bytes for Kafka's clients"),
+    "pymq_kafka_fetch_sessions": Spec(GAUGE, (), "Fetch sessions of Kafka's clients"),
+}
+
+METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **KAFKA, **CLIENT, **SPARK}

@@ -111,7 +111,7 @@ class PartitionContext:
         log, replicator = self.opened.log, self.opened.replicator
         return PartitionReport(
             *self.name,
-            self.state.blocks[0].start,
+            self.state.log_start,
             self.opened.offsets.end,
             self.opened.offsets.high_watermark,
             log.size if log is not None else 0,

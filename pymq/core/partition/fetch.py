@@ -7,12 +7,15 @@ from bisect import bisect_right
 import attrs
 
 from pymq.core.batch.priority import Run
+from pymq.core.block.leader_epochs import LeaderEpochs
 from pymq.core.block.recovery import as_told
 from pymq.core.message import (
     BEGIN,
     END,
+    EpochFound,
     Fetch,
     Fetched,
+    FindEpoch,
     FindOffset,
     OffsetFound,
 )
@@ -36,7 +39,7 @@ from pymq.errors import (
 class FetchHandler:
     """Answers the fetches of one partition on one broker."""
 
-    __slots__ = ("_host", "_partition", "_starts", "_times", "_told", "waits")
+    __slots__ = ("_host", "_partition", "_starts", "_times", "_told", "log_start", "waits")
 
     def __init__(self, partition: PartitionContext) -> None:
         self._partition = partition
@@ -45,16 +48,13 @@ class FetchHandler:
         # searches by token, each with the sealed block that it has reached
         self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
         self._starts: list[int] = []  # first offsets of the blocks
+        self.log_start = 0  # the first offset that is kept
         self._told = -1  # the end that groups on this broker were told last
 
     def adopt(self, state: PartitionState) -> None:
         """Adopt the blocks of *state*."""
         self._starts = [block.start for block in state.blocks]
-
-    @property
-    def log_start(self) -> int:
-        """The first offset that is kept."""
-        return self._starts[0]
+        self.log_start = state.log_start
 
     @property
     def open_start(self) -> int:
@@ -370,5 +370,27 @@ class FetchHandler:
             # The block's newest record may have been truncated or compacted.
             return self._search(source, request, now, m.token, number)
         offset = self._partition.opened.offsets.high_watermark if m.offset is None else m.offset
+        # The block may hold deleted records before the log's start.
+        offset = max(offset, self.log_start)
         self._host.reply(source, OffsetFound(request.id, offset, error), now)
         return False
+
+    # --- epochs ---------------------------------------------------------------------------------
+
+    def find_epoch(self, source: str, m: FindEpoch, now: int) -> None:
+        """Answer where the records of a leader epoch end; only the leader knows that."""
+        partition, opened = self._partition, self._partition.opened
+        error = self._unable
+        if error is None and (not partition.leads or opened.log is None):
+            error = NotLeader.of(partition.name, opened.leader)
+        if error is not None or opened.log is None:
+            self._host.reply(source, EpochFound(m.id, error=error), now)
+            return
+        known = LeaderEpochs()
+        for block in partition.state.blocks:
+            epochs = block.epochs if block.end is not None else tuple(opened.log.epochs)
+            for epoch, offset in epochs or ((block.epoch, block.start),):
+                known.assign(epoch, offset)
+        epoch, end = known.end_of(m.epoch, self.log_start, opened.offsets.end)
+        answer = EpochFound(m.id, epoch or m.epoch, max(end, self.log_start))
+        self._host.reply(source, answer, now)

@@ -123,9 +123,14 @@ class Maintenance:
         self.retention_at = NEVER
         if len(blocks) == 1 or partition.problem is not None or log is None:
             return
-        if config.retention_bytes is not None or config.retention_ms is not None:
+        has_deleted = blocks[0].end is not None and blocks[0].end <= state.deleted_to
+        has_limit = config.retention_bytes is not None or config.retention_ms is not None
+        if has_limit or has_deleted:
             self.retention_at = now + RETENTION_CHECK_MS
             kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
+            if has_deleted:
+                left = (b.number for b in blocks if b.end is None or b.end > state.deleted_to)
+                kept = max(kept, min(left))
             if partition.delays is not None:
                 kept = _keeping(partition.delays, blocks, kept)
             if kept > blocks[0].number and partition.leads:

@@ -113,7 +113,7 @@ class Partition(PartitionContext):
         before, self.state = self.state, state
         self.blocks.retire(before, state)
         self.fetches.adopt(state)
-        if state.config != before.config:
+        if state.config != before.config or state.deleted_to != before.deleted_to:
             self.maintenance.reconsider(now)
         self._adopt_open(before, now)
         self._repairs.adopt(state)

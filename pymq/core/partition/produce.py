@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pymq.core.batch.batch_validation import check, check_produced, is_too_large
+from pymq.core.batch.batch_validation import (
+    KAFKA_RECORDS_MAX,
+    check,
+    check_produced,
+    is_too_large,
+)
 from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, KAFKA_FORMAT, NOTE
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import GetSequence, Produce, Produced, Sequence
@@ -149,11 +154,11 @@ class ProduceHandler:
             return DelayLimitReached(f"{name} has reached its limit of delayed records")
         limit = state.config.max_record_bytes
         # rare: check more closely only then
-        is_large = max(header.length, header.raw_length) > limit
+        is_large = max(header.length, header.raw_length) > limit or header.count > KAFKA_RECORDS_MAX
         if is_large and is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
-                f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
-                f"max_record_bytes is {limit}"
+                f"a batch of {header.length} bytes and {header.count} records is too large for "
+                f"{state.topic!r}, whose max_record_bytes is {limit}"
             )
         if m.acks is AckMode.RAFT and (needed := self._lacks()):
             return NotEnoughReplicas(f"{name} has fewer than {needed} replicas in sync")
@@ -186,7 +191,10 @@ class ProduceHandler:
             CorruptBatch, MissingExtra: the records cannot be read.
             InvalidRequest: a record has no key.
         """
-        if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
+        if self._partition.state.config.cleanup_policy != "compact":
+            return
+        has_keys = None not in batch.keys if batch.has_keys is None else batch.has_keys
+        if not has_keys:
             mark("partition.kafka_without_key")
             raise InvalidRequest("a record of a compacted topic has no key")
 

@@ -10,8 +10,9 @@ from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.handlers import options
-from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
-from pymq.kafka.handlers.topic_cache import load_topic
+from pymq.kafka.shared.controllers import ask_controller, load_brokers
+from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps
+from pymq.kafka.shared.topic_cache import load_topic
 from pymq.kafka.wire.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -43,6 +44,7 @@ def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: Kafk
         if resource.resource_type == TOPIC:
             found = yield from _topic_options(context, resource)
         elif resource.resource_type == BROKER:
+            yield from load_brokers(context)
             found = _broker_options(context, resource)
         else:
             found = Code.INVALID_REQUEST, f"resources of type {resource.resource_type}: none"
@@ -102,7 +104,7 @@ def _broker_options(
     own = {
         "auto.create.topics.enable": (str(context.auto_create).lower(), options.BOOLEAN),
         "num.partitions": (str(context.default_partitions), options.INT),
-        "default.replication.factor": ("1", options.INT),
+        "default.replication.factor": (str(context.default_replicas), options.INT),
     }
     return [
         _Result(name, text, True, _STATIC_BROKER_OPTION, config_type=kind, documentation=None)
@@ -183,7 +185,7 @@ def _alter(context: GateContext, topic: str, wanted: dict[str, Any], validate_on
     if isinstance(found, PymqError):
         return code_of(found), found.message
     if not validate_only and wanted:
-        answer = yield from ask(context.controller, lambda r: AlterTopic(r, topic, wanted))
+        answer = yield from ask_controller(context, lambda r: AlterTopic(r, topic, wanted))
         context.topics.drop(topic)
         if answer.error is not None:
             return code_of(answer.error), answer.error.message

@@ -15,7 +15,7 @@ from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import TopicPartition
 from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.shared.conversation import (
     Ask,
     Doze,
     GateContext,
@@ -25,10 +25,11 @@ from pymq.kafka.handlers.conversation import (
     ask_holders,
     holders,
 )
-from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.shared.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     FetchRequest,
     FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
     FetchResponse,
     FetchResponseFetchableTopicResponse,
     FetchResponsePartitionData,
@@ -37,6 +38,7 @@ from pymq.kafka.wire.messages import (
 # bytes for a partition in an answer, however many partitions share the answer
 PARTITION_BYTES_MIN = 64 << 10
 WAIT_MAX_MS = 60_000
+SESSIONS_FROM = 7  # the version with which fetch sessions came
 _STALE = frozenset((Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION))
 
 
@@ -60,16 +62,28 @@ def fetch(context: GateContext, m: FetchRequest, call: KafkaCall) -> Steps:
     2. If the brokers return less than the client wants, and no partition has an error, wait until
        one of the partitions grows, and ask again.
 
-    There are no fetch sessions: the gate answers with session id 0, so that the client names all
-    partitions in each request.
+    The partitions of a client with a session are those of the session, and its answer has only
+    those with news (:mod:`pymq.kafka.shared.fetch_sessions`).
     """
-    del call
-    if m.session_id:
-        return FetchResponse(error_code=int(Code.FETCH_SESSION_ID_NOT_FOUND))
+    session = None
+    if call.version >= SESSIONS_FROM:
+        turned = context.sessions.turn(m, context.now)
+        if isinstance(turned, Code):
+            return FetchResponse(error_code=int(turned))
+        session = turned
+    topics = m.topics if session is None else session.topics()
+    answer = yield from _fetch(context, m, topics)
+    if session is not None:
+        session.finish(answer)
+    return answer
+
+
+def _fetch(context: GateContext, m: FetchRequest, topics: list[FetchRequestFetchTopic]) -> Steps:
+    """Read from each partition of *topics*; returns the answer with all of them."""
     answer = FetchResponse()
     places: list[_Place] = []
     is_refused = False
-    for topic in m.topics:
+    for topic in topics:
         found = yield from find_topic(context, topic.topic, topic.topic_id)
         parts: list[FetchResponsePartitionData] = []
         answer.responses.append(

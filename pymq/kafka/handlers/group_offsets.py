@@ -6,8 +6,8 @@ from pymq.core.message import ClassicOffset, CommitClassic, GetGroup, GroupState
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import PymqError, UnknownGroup
 from pymq.kafka.codes import Code, group_code
-from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
-from pymq.kafka.handlers.topic_cache import NO_ID, find_topic, id_bytes, load_topic, partition_of
+from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps, ask
+from pymq.kafka.shared.topic_cache import NO_ID, find_topic, id_bytes, load_topic, partition_of
 from pymq.kafka.wire.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,

@@ -19,7 +19,7 @@ from pymq.core.message import (
     SyncedClassic,
 )
 from pymq.kafka.codes import Code, group_code
-from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Steps, ask
+from pymq.kafka.shared.conversation import Ask, GateContext, KafkaCall, Steps, ask
 from pymq.kafka.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,

@@ -10,8 +10,8 @@ from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, O
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask, ask_holders
-from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps, ask, ask_holders
+from pymq.kafka.shared.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,

@@ -10,8 +10,9 @@ from pymq.core.types import OFFSETS_TOPIC, AckMode, check_name, is_internal
 from pymq.errors import InvalidName, PymqError, UnknownTopic
 from pymq.hash.partitioner import key_partition
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Pause, Steps, ask
-from pymq.kafka.handlers.topic_cache import NO_ID, id_bytes, load_topic
+from pymq.kafka.shared.controllers import ask_controller, load_brokers
+from pymq.kafka.shared.conversation import GateContext, KafkaCall, Pause, Steps
+from pymq.kafka.shared.topic_cache import NO_ID, id_bytes, load_topic
 from pymq.kafka.wire.messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -35,11 +36,14 @@ _GROUPS = 0  # the kind of coordinator that serves groups
 
 def metadata(context: GateContext, m: MetadataRequest, call: KafkaCall) -> Steps:
     """Describe brokers, and the topics that are named, or all."""
-    endpoints = sorted(context.endpoints.values())
+    yield from load_brokers(context)
     answer = MetadataResponse(
-        brokers=[MetadataResponseMetadataResponseBroker(*each, None) for each in endpoints],
+        brokers=[
+            MetadataResponseMetadataResponseBroker(*each, None)
+            for each in sorted(context.endpoints.values())
+        ],
         cluster_id=CLUSTER_ID,
-        controller_id=endpoints[0].node,
+        controller_id=_admin_broker(context),
     )
     if m.topics is None or (not m.topics and call.version == 0):
         names = yield from topic_names(context)
@@ -64,9 +68,16 @@ def metadata(context: GateContext, m: MetadataRequest, call: KafkaCall) -> Steps
     return answer
 
 
+def _admin_broker(context: GateContext) -> int:
+    """Return the broker that clients send administrative requests to: this one, as any will do."""
+    endpoints = context.endpoints
+    mine = endpoints.get(context.me)
+    return mine.node if mine is not None else min((e.node for e in endpoints.values()), default=-1)
+
+
 def topic_names(context: GateContext) -> Steps:
     """Return the names of all topics that Kafka's clients see, or the error."""
-    found = yield from ask(context.controller, ListTopics)
+    found = yield from ask_controller(context, ListTopics)
     if not isinstance(found, Answer) or not isinstance(found.result, tuple):
         return found.error
     return [name for name in found.result if isinstance(name, str) and not is_internal(name)]
@@ -89,7 +100,9 @@ def _topic(context: GateContext, name: str, creates: bool) -> Steps:
         return _refused(name, NO_ID, Code.INVALID_TOPIC_EXCEPTION)
     found = yield from load_topic(context, name)
     if isinstance(found, UnknownTopic) and creates and not is_internal(name):
-        error = yield from create_topic(context, name, context.default_partitions, 1, {})
+        error = yield from create_topic(
+            context, name, context.default_partitions, replicas_of(context), {}
+        )
         if error is not None and error.code != "TOPIC_EXISTS":
             return _refused(name, NO_ID, code_of(error))
         found = yield from await_leaders(context, name)
@@ -104,14 +117,20 @@ def _topic(context: GateContext, name: str, creates: bool) -> Steps:
     )
 
 
+def replicas_of(context: GateContext) -> int:
+    """Return the replicas of a partition, if the client gives no number."""
+    return max(min(context.default_replicas, len(context.endpoints)), 1)
+
+
 def create_topic(
     context: GateContext, name: str, partitions: int, replicas: int, config: dict[str, Any]
 ) -> Steps:
     """Create a topic as pymq's own clients do; returns the error, if any."""
     names = tuple(map(str, range(partitions)))
-    answer = yield from ask(
-        context.controller,
+    answer = yield from ask_controller(
+        context,
         lambda r: CreateTopic(r, name, names, replicas, AckMode.LEADER, config),
+        done="TOPIC_EXISTS",
     )
     return answer.error
 
@@ -153,15 +172,14 @@ def _refused(name: str, topic_id: bytes, code: Code) -> MetadataResponseMetadata
 def describe_cluster(context: GateContext, m: DescribeClusterRequest, call: KafkaCall) -> Steps:
     """Describe the brokers."""
     del call
-    yield Ask([])
-    endpoints = sorted(context.endpoints.values())
+    yield from load_brokers(context)
     return DescribeClusterResponse(
         endpoint_type=m.endpoint_type,
         cluster_id=CLUSTER_ID,
-        controller_id=endpoints[0].node,
+        controller_id=_admin_broker(context),
         brokers=[
             DescribeClusterResponseDescribeClusterBroker(each.node, each.host, each.port, None)
-            for each in endpoints
+            for each in sorted(context.endpoints.values())
         ],
         cluster_authorized_operations=NO_OPERATIONS,
     )
@@ -174,8 +192,9 @@ def find_coordinator(context: GateContext, m: FindCoordinatorRequest, call: Kafk
     keys = m.coordinator_keys if call.version >= 4 else [m.key]
     partitions: tuple[PartitionLeader, ...] = ()
     if m.key_type == _GROUPS:
+        yield from load_brokers(context)
         for _ in range(LEADER_TRIES):
-            found = yield from ask(context.controller, lambda r: GetMetadata(r, OFFSETS_TOPIC))
+            found = yield from ask_controller(context, lambda r: GetMetadata(r, OFFSETS_TOPIC))
             if isinstance(found, Answer) and isinstance(found.result, TopicMetadata):
                 partitions = found.result.partitions
                 if all(each.leader for each in partitions):

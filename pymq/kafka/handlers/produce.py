@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.batch.batch_validation import KAFKA_SLACK
-from pymq.core.batch.kafka.batch import wrap
-from pymq.core.batch.record import EncodedBatch
-from pymq.core.message import Produce, Produced
+from pymq.core.batch.batch_validation import BATCH_SLACK, KAFKA_SLACK
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.header import BATCH_BYTES_MAX
+from pymq.core.batch.kafka.batch import KafkaLimits, wrapping
+from pymq.core.message import Answer, InitProducer, Produce, Produced
 from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.metadata.nodes import ProducerIds
 from pymq.core.types import AckMode
-from pymq.errors import PymqError
+from pymq.errors import PymqError, RequestTimeout
 from pymq.kafka.codes import Code, code_of, produce_code
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.shared.controllers import ask_controller
+from pymq.kafka.shared.conversation import (
+    BREATHE,
     CLOSE,
     NO_ANSWER,
     Ask,
@@ -20,9 +24,9 @@ from pymq.kafka.handlers.conversation import (
     KafkaCall,
     Late,
     Steps,
-    new_producer_id,
 )
-from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.shared.topic_cache import find_topic, partition_of
+from pymq.kafka.slices import SLICE
 from pymq.kafka.wire.messages import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -68,7 +72,9 @@ def produce(context: GateContext, m: ProduceRequest, call: KafkaCall) -> Steps:
         for data in topic.partition_data:
             part = ProduceResponsePartitionProduceResponse(data.index, base_offset=-1)
             parts.append(part)
-            made = refused or _message(context, found, data.index, data.records, mode)
+            made: Produce | Code | tuple[Code, str] = refused
+            if not refused:
+                made = yield from _message(context, found, data.index, data.records, mode)
             if isinstance(made, Produce):
                 requests.append((context.me, _numbered(made)))
                 waiting.append((part, made.topic))
@@ -79,7 +85,7 @@ def produce(context: GateContext, m: ProduceRequest, call: KafkaCall) -> Steps:
                 part.error_code = int(made)
     if requests:
         wait_ms = min(max(m.timeout_ms, WAIT_MIN_MS), WAIT_MAX_MS)
-        answers = yield Ask(requests, wait_ms)
+        answers = yield Ask(requests, wait_ms, frees_line=True)
         for (part, name), produced in zip(waiting, answers, strict=True):
             _note(context, part, name, produced)
     if is_silent:
@@ -98,8 +104,8 @@ def _message(
     index: int,
     records: Records,
     mode: AckMode | None,
-) -> Produce | Code | tuple[Code, str]:
-    """Return the request to the broker, or the code of a refusal, with its reason."""
+) -> Steps:
+    """Make the request to the broker, or a code of refusal, perhaps with its reason."""
     if topic is None:
         return Code.UNKNOWN_TOPIC_ID
     if isinstance(topic, PymqError):
@@ -112,15 +118,33 @@ def _message(
         return planned.pop()
     assert mode is not None
     assert not isinstance(records, list)
-    if len(records or b"") > topic.config.max_record_bytes + KAFKA_SLACK:
-        return Code.MESSAGE_TOO_LARGE  # refuse before any work for the records
+    most = topic.config.max_record_bytes
+    if len(records or b"") > most + KAFKA_SLACK:
+        return Code.MESSAGE_TOO_LARGE  # before its records cost anything
+    limits = KafkaLimits(context.records_max, min(most + BATCH_SLACK, BATCH_BYTES_MAX))
     try:
-        batch: EncodedBatch = wrap(records or b"", context.crc32c, context.wall_ms())
+        batch = yield from _checked(context, records or b"", limits)
     except PymqError as error:
         if "magic" in error.details:
             return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, error.message
         return produce_code(error), error.message
     return Produce(0, topic.topic, partition.partition, mode, batch, topic_id=topic.topic_id)
+
+
+def _checked(context: GateContext, data: Buffer, limits: KafkaLimits) -> Steps:
+    """Check a batch, in slices; returns it with pymq's header.
+
+    Raises:
+        PymqError: the batch is refused.
+    """
+    steps = wrapping(data, context.crc32c, context.wall_ms(), limits)
+    while True:
+        if context.spent >= SLICE:
+            yield BREATHE
+        try:
+            context.spent += next(steps)
+        except StopIteration as stop:
+            return stop.value
 
 
 def _note(
@@ -138,6 +162,21 @@ def _note(
         part.base_offset = produced.base_offset
     elif produced.error is not None:
         part.error_message = produced.error.message
+
+
+def _ids(request: int) -> InitProducer:
+    return InitProducer(request, "", "", takes_ids=True)
+
+
+def new_producer_id(context: GateContext) -> Steps:
+    """Return a producer id that nobody else has, or the error."""
+    if not context.ids:
+        answer = yield from ask_controller(context, _ids)
+        if not isinstance(answer, Answer) or not isinstance(answer.result, ProducerIds):
+            return answer.error or RequestTimeout("no producer id was given")
+        given = answer.result
+        context.ids += range(given.first + given.count - 1, given.first - 1, -1)
+    return context.ids.pop()
 
 
 def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: KafkaCall) -> Steps:

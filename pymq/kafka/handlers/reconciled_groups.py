@@ -13,8 +13,8 @@ from pymq.core.message import (
     ReconciledState,
 )
 from pymq.kafka.codes import Code, group_code
-from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Steps, ask
-from pymq.kafka.handlers.subscriptions import MemberSubscription, compile_pattern
+from pymq.kafka.shared.conversation import Ask, GateContext, KafkaCall, Steps, ask
+from pymq.kafka.shared.subscriptions import MemberSubscription, compile_pattern
 from pymq.kafka.wire.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,

@@ -10,9 +10,10 @@ from pymq.core.types import check_name, is_internal
 from pymq.errors import PymqError, TopicExists
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.handlers import options
-from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
-from pymq.kafka.handlers.metadata import await_leaders, create_topic
-from pymq.kafka.handlers.topic_cache import NO_ID, find_topic, id_bytes, load_topic
+from pymq.kafka.handlers.metadata import await_leaders, create_topic, replicas_of
+from pymq.kafka.shared.controllers import ask_controller, load_brokers
+from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps
+from pymq.kafka.shared.topic_cache import NO_ID, find_topic, id_bytes, load_topic
 from pymq.kafka.wire.messages import (
     CreatePartitionsRequest,
     CreatePartitionsRequestCreatePartitionsTopic,
@@ -37,6 +38,7 @@ def create_topics(context: GateContext, m: CreateTopicsRequest, call: KafkaCall)
     """Create topics, or only check whether they could be created."""
     del call
     answer = CreateTopicsResponse()
+    yield from load_brokers(context)
     names = [topic.name for topic in m.topics]
     for topic in m.topics:
         result = CreateTopicsResponseCreatableTopicResult(topic.name, error_message=None)
@@ -80,9 +82,10 @@ def _create(
     """Create one topic; returns the error, if any."""
     partitions = topic.num_partitions
     partitions = context.default_partitions if partitions == _DEFAULT else partitions
-    replicas = 1 if topic.replication_factor == _DEFAULT else topic.replication_factor
+    replicas = topic.replication_factor
+    replicas = replicas_of(context) if replicas == _DEFAULT else replicas
     if validate_only:
-        found = yield from ask(context.controller, ListTopics)
+        found = yield from ask_controller(context, ListTopics)
         error = found.error
         if error is None and topic.name in found.result:
             error = TopicExists(f"topic {topic.name!r} exists")
@@ -113,7 +116,9 @@ def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: KafkaCall)
             code = code_of(found)
         else:
             name = found.topic
-            deleted = yield from ask(context.controller, partial(DeleteTopic, name=name))
+            deleted = yield from ask_controller(
+                context, partial(DeleteTopic, name=name), done="UNKNOWN_TOPIC"
+            )
             code = code_of(deleted.error)
             context.topics.drop(name)
         known = found.topic if isinstance(found, TopicMetadata) else topic.name
@@ -157,8 +162,10 @@ def _grow(
         name = str(index)
         if name in names:
             return Code.INVALID_PARTITIONS, f"the topic has a partition that is named {name!r}"
-        made = yield from ask(
-            context.controller, partial(CreatePartition, topic=topic.name, partition=name)
+        made = yield from ask_controller(
+            context,
+            partial(CreatePartition, topic=topic.name, partition=name),
+            done="PARTITION_EXISTS",
         )
         if made.error is not None:
             return code_of(made.error), made.error.message

@@ -359,6 +359,55 @@ class DeleteGroupsResponse:
 
 
 @define
+class DeleteRecordsRequestDeleteRecordsPartition:
+    """DeleteRecordsPartition of DeleteRecordsRequest."""
+
+    partition_index: int = 0
+    offset: int = 0
+
+
+@define
+class DeleteRecordsRequestDeleteRecordsTopic:
+    """DeleteRecordsTopic of DeleteRecordsRequest."""
+
+    name: str = ""
+    partitions: list[DeleteRecordsRequestDeleteRecordsPartition] = Factory(list)
+
+
+@define
+class DeleteRecordsRequest:
+    """DeleteRecordsRequest, key 21, versions 0 to 2."""
+
+    topics: list[DeleteRecordsRequestDeleteRecordsTopic] = Factory(list)
+    timeout_ms: int = 0
+
+
+@define
+class DeleteRecordsResponseDeleteRecordsPartitionResult:
+    """DeleteRecordsPartitionResult of DeleteRecordsResponse."""
+
+    partition_index: int = 0
+    low_watermark: int = 0
+    error_code: int = 0
+
+
+@define
+class DeleteRecordsResponseDeleteRecordsTopicResult:
+    """DeleteRecordsTopicResult of DeleteRecordsResponse."""
+
+    name: str = ""
+    partitions: list[DeleteRecordsResponseDeleteRecordsPartitionResult] = Factory(list)
+
+
+@define
+class DeleteRecordsResponse:
+    """DeleteRecordsResponse, key 21, versions 0 to 2."""
+
+    throttle_time_ms: int = 0
+    topics: list[DeleteRecordsResponseDeleteRecordsTopicResult] = Factory(list)
+
+
+@define
 class DeleteTopicsRequestDeleteTopicState:
     """DeleteTopicState of DeleteTopicsRequest."""
 
@@ -1164,6 +1213,57 @@ class OffsetFetchResponse:
     topics: list[OffsetFetchResponseOffsetFetchResponseTopic] = Factory(list)
     error_code: int = 0
     groups: list[OffsetFetchResponseOffsetFetchResponseGroup] = Factory(list)
+
+
+@define
+class OffsetForLeaderEpochRequestOffsetForLeaderPartition:
+    """OffsetForLeaderPartition of OffsetForLeaderEpochRequest."""
+
+    partition: int = 0
+    current_leader_epoch: int = -1
+    leader_epoch: int = 0
+
+
+@define
+class OffsetForLeaderEpochRequestOffsetForLeaderTopic:
+    """OffsetForLeaderTopic of OffsetForLeaderEpochRequest."""
+
+    topic: str = ""
+    partitions: list[OffsetForLeaderEpochRequestOffsetForLeaderPartition] = Factory(list)
+
+
+@define
+class OffsetForLeaderEpochRequest:
+    """OffsetForLeaderEpochRequest, key 23, versions 2 to 4."""
+
+    replica_id: int = -2
+    topics: list[OffsetForLeaderEpochRequestOffsetForLeaderTopic] = Factory(list)
+
+
+@define
+class OffsetForLeaderEpochResponseEpochEndOffset:
+    """EpochEndOffset of OffsetForLeaderEpochResponse."""
+
+    error_code: int = 0
+    partition: int = 0
+    leader_epoch: int = -1
+    end_offset: int = -1
+
+
+@define
+class OffsetForLeaderEpochResponseOffsetForLeaderTopicResult:
+    """OffsetForLeaderTopicResult of OffsetForLeaderEpochResponse."""
+
+    topic: str = ""
+    partitions: list[OffsetForLeaderEpochResponseEpochEndOffset] = Factory(list)
+
+
+@define
+class OffsetForLeaderEpochResponse:
+    """OffsetForLeaderEpochResponse, key 23, versions 2 to 4."""
+
+    throttle_time_ms: int = 0
+    topics: list[OffsetForLeaderEpochResponseOffsetForLeaderTopicResult] = Factory(list)
 
 
 @define

@@ -20,6 +20,7 @@ from pymq.cli.commands.topic import states
 from pymq.cli.diagnosis import connectivity
 from pymq.cli.diagnosis.checks import Finding
 from pymq.cli.diagnosis.health import dead_brokers, delayed, topic_checks, trouble
+from pymq.cli.diagnosis.kafka import kafka_check
 from pymq.core.message import ListTopics
 from pymq.core.metadata.descriptions import PartitionDescription, TopicDescription
 from pymq.core.metadata.topic_config import TopicConfig
@@ -445,3 +446,20 @@ def _all(queue: Queue) -> dict[str, Finding]:
 
 def _brokers(queue: Queue) -> Finding:
     return _all(queue)["brokers"]
+
+
+def test_what_a_broker_advertises_to_kafkas_clients() -> None:
+    pytest.importorskip("crc32c", reason="crc32c is not installed")
+    with (
+        pymq.ZkServer().start() as zkserver,
+        pymq.Broker("b", zkservers=[zkserver.endpoint], kafka="127.0.0.1:0").start() as broker,
+    ):
+        good = kafka_check("broker b", broker.kafka)
+        assert (good.state, good.name) == ("ok", f"broker b {broker.kafka}")
+        assert "APIs" in good.found
+        other = kafka_check("broker b", zkserver.endpoint.removeprefix("tcp://"))
+        assert other.state == "fail"
+        assert "--kafka-advertise" in str(other.next_step)
+    gone = kafka_check("broker b", broker.kafka)
+    assert (gone.state, gone.found) == ("fail", "no connection: Connection refused")
+    assert kafka_check("broker b", "nowhere").state == "fail"

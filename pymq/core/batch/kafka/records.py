@@ -17,7 +17,7 @@ numbers have two bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from pymq.core.batch.columns import Buffer, Headers
@@ -78,19 +78,31 @@ def decode(records: Buffer, count: int) -> KafkaRecords:
     Raises:
         CorruptBatch: the bytes are not exactly *count* records.
     """
-    data = bytes(records)
-    if count * RECORD_BYTES > len(data):
-        raise CorruptBatch(f"{len(data)} bytes cannot hold {count} records")
-    try:
-        found, position = _decode(data, count)
-    except (IndexError, UnicodeDecodeError):
-        raise CorruptBatch("a record is cut short or damaged") from None
-    if position != len(data):
-        raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
+    (found,) = decode_pieces(records, count, count)
     return found
 
 
-def _decode(data: bytes, count: int) -> tuple[KafkaRecords, int]:
+def decode_pieces(records: Buffer, count: int, piece: int) -> Generator[KafkaRecords, None, None]:
+    """Decode the *count* unpacked records of a batch, *piece* records at a time.
+
+    Raises:
+        CorruptBatch: *records* is anything else.
+    """
+    data, position, left = bytes(records), 0, count
+    if count * RECORD_BYTES > len(data):
+        raise CorruptBatch(f"{len(data)} bytes cannot hold {count} records")
+    while left:
+        try:
+            found, position = _decode(data, position, min(left, piece))
+        except (IndexError, UnicodeDecodeError):
+            raise CorruptBatch("a record is cut short or damaged") from None
+        left -= len(found.offsets)
+        if not left and position != len(data):
+            raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
+        yield found
+
+
+def _decode(data: bytes, position: int, count: int) -> tuple[KafkaRecords, int]:
     # Varints are decoded without a function call here, because every reader does this for every
     # record.
     found = KafkaRecords([], [], [], [], [])
@@ -100,7 +112,7 @@ def _decode(data: bytes, count: int) -> tuple[KafkaRecords, int]:
         found.values.append,
         found.headers.append,
     )
-    position, size = 0, len(data)
+    size = len(data)
     for _ in range(count):
         length = data[position]
         if length < 128:

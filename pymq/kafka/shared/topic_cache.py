@@ -13,7 +13,8 @@ from pymq.core.message import Answer, GetMetadata
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import is_internal
 from pymq.errors import PymqError, UnknownTopic
-from pymq.kafka.handlers.conversation import Ask, GateContext, ask
+from pymq.kafka.shared.controllers import ask_controller
+from pymq.kafka.shared.conversation import GateContext, Wait
 
 TOPICS_MAX = 10_000
 NO_ID = bytes(16)
@@ -54,11 +55,11 @@ class TopicCache:
         return self._names.get(topic_id)
 
 
-def load_topic(context: GateContext, name: str) -> Generator[Ask, Any, TopicMetadata | PymqError]:
-    """Ask the zkserver for a topic. Kafka's clients do not see internal topics."""
+def load_topic(context: GateContext, name: str) -> Generator[Wait, Any, TopicMetadata | PymqError]:
+    """Ask the zkserver for a topic. Kafka's clients do not see internal ones."""
     if is_internal(name):
         return UnknownTopic(f"topic {name!r} is internal")
-    answer = yield from ask(context.controller, lambda r: GetMetadata(r, name))
+    answer = yield from ask_controller(context, lambda r: GetMetadata(r, name))
     if isinstance(answer, Answer) and isinstance(answer.result, TopicMetadata):
         context.topics.put(answer.result)
         return answer.result
@@ -69,7 +70,7 @@ def load_topic(context: GateContext, name: str) -> Generator[Ask, Any, TopicMeta
 
 def find_topic(
     context: GateContext, name: str, topic_id: bytes = NO_ID
-) -> Generator[Ask, Any, TopicMetadata | PymqError | None]:
+) -> Generator[Wait, Any, TopicMetadata | PymqError | None]:
     """Return a topic by its id, or else its name; None if the id is unknown."""
     if topic_id != NO_ID:
         found = context.topics.name(topic_id)

@@ -8,7 +8,7 @@ import sys
 # The collector belongs to the whole process, so each test runs in a separate process.
 BEGIN = """
 import gc, weakref
-from pymq.nodes.garbage import Freezer
+from pymq.runtime.garbage import Freezer
 
 class Node:
     pass

@@ -15,8 +15,9 @@ from pymq.core.message import Answer, ListTopics
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import is_internal
 from pymq.core.values import value
-from pymq.kafka.handlers.conversation import Ask, GateContext, ask
-from pymq.kafka.handlers.topic_cache import id_bytes, load_topic
+from pymq.kafka.shared.controllers import ask_controller
+from pymq.kafka.shared.conversation import GateContext, Wait
+from pymq.kafka.shared.topic_cache import id_bytes, load_topic
 
 FRESH_MS = 5_000
 MEMBERS_MAX = 10_000  # of which the gate keeps the subscription
@@ -63,7 +64,7 @@ class Subscriptions:
 
     def topics(
         self, context: GateContext, found: MemberSubscription
-    ) -> Generator[Ask, Any, tuple[Topic, ...]]:
+    ) -> Generator[Wait, Any, tuple[Topic, ...]]:
         """Return the subscribed topics that exist."""
         names = set(found.names)
         if found.pattern is not None:
@@ -76,7 +77,7 @@ class Subscriptions:
                 topics.append((name, id_bytes(metadata.topic_id).hex(), len(metadata.partitions)))
         return tuple(topics)
 
-    def _topic(self, context: GateContext, name: str) -> Generator[Ask, Any, TopicMetadata | None]:
+    def _topic(self, context: GateContext, name: str) -> Generator[Wait, Any, TopicMetadata | None]:
         known = self._loaded.get(name)
         if known is not None and context.now - known[1] < FRESH_MS:
             return known[0]
@@ -87,11 +88,11 @@ class Subscriptions:
         self._loaded[name] = metadata, context.now
         return metadata
 
-    def _every(self, context: GateContext) -> Generator[Ask, Any, tuple[str, ...]]:
+    def _every(self, context: GateContext) -> Generator[Wait, Any, tuple[str, ...]]:
         names, at = self._names
         if context.now - at < FRESH_MS:
             return names
-        answer = yield from ask(context.controller, ListTopics)
+        answer = yield from ask_controller(context, ListTopics)
         if isinstance(answer, Answer) and isinstance(answer.result, (list, tuple)):
             names = tuple(str(name) for name in answer.result if not is_internal(str(name)))
             self._names = names, context.now

@@ -2,11 +2,13 @@
 
 A handler is a generator, which yields one of
 
-* :class:`Ask`: requests to nodes; the handler gets their answers, in the same order. An answer that
-  is not there in time is a :class:`Late`;
-* :class:`Doze`: to wait until a partition grows; the handler gets True if it must answer now,
-  because the time is up or the client has sent another request;
-* :class:`Pause`: to wait some milliseconds; the handler gets nothing;
+* :class:`Ask`: requests to nodes; it gets their answers, in the same order. An answer that did not
+  come in time is a :class:`Late`;
+* :class:`Doze`: to wait until a partition grows; it gets whether it must answer now, since the
+  time is up or the client has sent another request;
+* :class:`Pause`: to wait some milliseconds; it gets nothing;
+* :class:`Breathe`: to continue in a later turn, since its slice of this turn is used up; it gets
+  nothing;
 
 and returns the answer for the client, or :data:`NO_ANSWER` or :data:`CLOSE`.
 """
@@ -18,17 +20,19 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymq.core.batch.columns import Buffer
-from pymq.core.message import Answer, InitProducer, Message
-from pymq.core.metadata.nodes import ProducerIds
+from pymq.core.batch.kafka.batch import RECORDS_MAX
+from pymq.core.message import Message
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
-    from pymq.kafka.handlers.subscriptions import Subscriptions
-    from pymq.kafka.handlers.topic_cache import TopicCache
-    from pymq.kafka.handlers.watches import Watches
+    from pymq.kafka.shared.controllers import Controllers
+    from pymq.kafka.shared.fetch_sessions import FetchSessions
+    from pymq.kafka.shared.subscriptions import Subscriptions
+    from pymq.kafka.shared.topic_cache import TopicCache
+    from pymq.kafka.shared.watches import Watches
 
 ANSWER_MS = 30_000  # time limit for a node's answer
 HOLDERS_MAX = 3  # how many holders of older records the gate asks at most
@@ -59,6 +63,9 @@ class Ask(NamedTuple):
 
     requests: Sequence[Request]
     wait_ms: int = ANSWER_MS
+    frees_line: bool = False  # the gate may now take up the connection's later requests
+    # The gate appends the ids of the requests. If it finds them here, it sends them again.
+    ids: list[int] | None = None
 
 
 class Doze(NamedTuple):
@@ -74,7 +81,13 @@ class Pause(NamedTuple):
     wait_ms: int
 
 
-Steps = Generator[Ask | Doze | Pause, Any, Any]
+class Breathe(NamedTuple):
+    """Let other requests go first."""
+
+
+BREATHE = Breathe()
+Wait = Ask | Doze | Pause | Breathe
+Steps = Generator[Wait, Any, Any]
 
 
 class Endpoint(NamedTuple):
@@ -90,17 +103,22 @@ class GateContext:
     """State that the handlers of a gate share."""
 
     me: str  # the broker that the gate belongs to
-    controller: str
-    endpoints: dict[str, Endpoint]  # endpoints of all brokers, by name
+    controllers: Controllers
+    endpoints: dict[str, Endpoint]  # of all live brokers, by name
     topics: TopicCache
     watches: Watches
+    sessions: FetchSessions
     subscriptions: Subscriptions
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits
     default_partitions: int = 1
     auto_create: bool = True
+    records_max: int = RECORDS_MAX  # of a batch
+    default_replicas: int = 1  # of a partition, if there are enough brokers
+    asks_brokers: bool = False  # whether the endpoints have to be looked up
     now: int = 0  # in the loop's milliseconds
+    spent: int = 0  # of the slice of this turn, in decoded records
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
     # The codes that refuse the next batches, for tests, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
@@ -119,19 +137,6 @@ def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
     """Send one request; returns its answer."""
     (answer,) = yield Ask([(peer, make)])
     return answer
-
-
-def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError]:
-    """Return a producer id that no other producer has."""
-    if not context.ids:
-        answer = yield from ask(
-            context.controller, lambda r: InitProducer(r, "", "", takes_ids=True)
-        )
-        if not isinstance(answer, Answer) or not isinstance(answer.result, ProducerIds):
-            return answer.error or RequestTimeout("no producer id was given")
-        given = answer.result
-        context.ids += range(given.first + given.count - 1, given.first - 1, -1)
-    return context.ids.pop()
 
 
 def holders(answer: Any) -> list[str]:

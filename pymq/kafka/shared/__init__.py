@@ -1,0 +1,1 @@
+"""What handlers share: the ways to wait, caches, and the zkservers."""

@@ -1,0 +1,1 @@
+"""Brokers that listen for Kafka's clients."""
