@@ -221,7 +221,9 @@ class Killer:
             yield process
         finally:
             try:
-                os.killpg(process.pid, signal.SIGKILL)  # a driver with its JVM, at once
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # the whole process group: the driver's JVM has to die with the driver
             except ProcessLookupError:
                 pass  # The process has ended.
             process.wait()

@@ -38,7 +38,8 @@ def main() -> None:
     query = (
         enriched(
             stream(spark, args.url, args.flights, args.most),
-            # A year has thirteen times as many flights as hours with weather at three airports.
+            # There are 13 times as many flights as hours of weather at three airports. With this
+            # limit both streams advance equally fast.
             stream(spark, args.url, args.weather, -(-args.most // 13)),
         )
         .writeStream.format("pymq")

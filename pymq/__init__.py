@@ -124,8 +124,8 @@ def open(
     """
     # Loaded with the first queue, so that a process without a queue does not load the broker
     # (docs/decisions/0186).
+    from pymq.core.types import CLUSTER_SCHEMES
     from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
-    from pymq.transport.base import CLUSTER_SCHEMES
 
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:

@@ -13,6 +13,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 INTERNAL_PREFIX = "__"
+# The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
+CLUSTER_SCHEMES = ("zmq+tcp://", "zmq+ipc://", "tcp://", "pymq://", "tls://")
 OFFSETS_TOPIC = "__consumer_offsets"
 
 NEVER = 1 << 62  # the deadline of a machine that has none

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from pymq.client.client import Client
+from pymq.core.types import CLUSTER_SCHEMES
 from pymq.core.values import value
 from pymq.errors import ConfigError
 from pymq.nodes.clocks import monotonic_ms, wall_ms
@@ -16,7 +17,7 @@ from pymq.nodes.directory import Directory
 from pymq.nodes.embedded import keep
 from pymq.runtime.loop import Loop
 from pymq.runtime.network_driver import NetworkDriver
-from pymq.transport.base import CLUSTER_SCHEMES, Transport, zmq_needed
+from pymq.transport.base import Transport, zmq_needed
 
 if TYPE_CHECKING:
     from pymq.transport.tcp.transport import TcpTransport

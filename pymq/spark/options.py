@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from pymq.core.types import CLUSTER_SCHEMES
 from pymq.core.values import value
 from pymq.errors import ConfigError
 from pymq.spark import kafka_names
-from pymq.transport.base import CLUSTER_SCHEMES
 
 EARLIEST, LATEST = -2, -1  # used in place of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}

@@ -22,8 +22,6 @@ NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes som
 FILES = 320  # descriptors for other purposes: a store's files, and some more
 LEAST = 64  # connections allowed even with few descriptors
 TELL_S = 10.0  # interval of reports that connections were turned away
-# The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
-CLUSTER_SCHEMES = ("zmq+tcp://", "zmq+ipc://", "tcp://", "pymq://", "tls://")
 CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
 
 

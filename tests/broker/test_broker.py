@@ -287,7 +287,7 @@ def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
     """Followers learn that the leader's broker is alive but has another disk, and do not wait for
     it forever.
 
-    Simulated: --profile all --seconds 4 --seeds 1040 (and 1895).
+    Found by the simulator: --profile all --seconds 4 --seeds 1040 (and 1895).
     """
     bench = Bench("new disk")
     lost = state("b0", "b1", acks=AckMode.RAFT)
@@ -374,7 +374,9 @@ def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool
     retained block.
 
     In an earlier version the leader sent readers to those brokers, which sent them back, since only
-    a leader may say that records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
+    a leader may say that records are removed.
+
+    Found by the simulator: --profile all --seconds 4 --seeds 1413.
     """
     found = state("b0", "b1", epoch=2)
     opened = attrs.evolve(found.blocks[0], number=7, start=400)

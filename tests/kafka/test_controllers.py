@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from pymq.core.message import Answer, ListTopics
+from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription
 from pymq.errors import NotController, TopicExists
 from pymq.kafka.shared.controllers import (
+    GRACE_MS,
     RETRY_MS,
     TAKEOVER_MS,
     TRY_MS,
     Controllers,
     ask_controller,
+    load_brokers,
 )
 from pymq.kafka.shared.conversation import LATE, Ask, GateContext, Pause
 from pymq.kafka.shared.fetch_sessions import FetchSessions
@@ -123,3 +126,26 @@ def test_one_refusal_moves_all_requests_once() -> None:
     assert controllers.active == "b"
     controllers.refused("b", NotController("no", controller="elsewhere"))
     assert controllers.active == "c"
+
+
+def test_brokers_that_a_new_zkserver_does_not_know_yet_stay_in_the_metadata() -> None:
+    """A client that is sent an empty list of brokers does not ask again for minutes."""
+    here = context()
+    here.asks_brokers = True
+
+    def load(now: int, *alive: bool) -> list[str]:
+        here.now = now
+        brokers = tuple(
+            BrokerDescription(f"b{n}", "", None, each, 0, number=n, kafka=f"127.0.0.1:{9_000 + n}")
+            for n, each in enumerate(alive)
+        )
+        steps = load_brokers(here)
+        next(steps)
+        assert returned(steps, Answer(0, ClusterDescription("a", 1, brokers))) is None
+        return sorted(here.endpoints)
+
+    assert load(0, True, True) == ["b0", "b1"]
+    assert load(1_000, False, False) == ["b0", "b1"]
+    assert load(2_000, True, False) == ["b0", "b1"]
+    assert load(1_000 + GRACE_MS, True, False) == ["b0"]
+    assert load(7_000, True, True) == ["b0", "b1"]

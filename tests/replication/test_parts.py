@@ -219,7 +219,7 @@ def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str)
     """The disk is full when the block begins, and the replica starts again.
 
     A replica saves its term before it appends records; without a term, recovery would refuse the
-    block. Simulated: --profile all --seconds 4 --seeds 7383.
+    block. Found by the simulator: --profile all --seconds 4 --seeds 7383.
     """
     cluster = Cluster(("A", "B"), seed=0)
     node = cluster.nodes[name]

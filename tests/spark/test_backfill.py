@@ -120,7 +120,7 @@ def test_a_partition_is_cut_if_it_holds_more_than_a_task(
 
 
 def test_a_block_counts_by_the_part_that_is_read() -> None:
-    """Bytes are divided evenly over a block's offsets; offsets without a block count as rows."""
+    """A part of a block weighs its share of the block's bytes; other offsets have no known size."""
     found = stretches([Range("t", "0", 50, 200)], {T0: [BlockSpan(0, 100, TASK_BYTES)]})
     assert [(part.start, part.end) for part, _ in found] == [(50, 100), (100, 200)]
     assert [weight for _, weight in found] == [0.5, 100 / TASK_ROWS]

@@ -110,7 +110,7 @@ class Life:
         after = len(batches) - len(found.headers)
         if found.snapshot is not None:
             assert found.snapshot == b"%d" % after, "the snapshot is not as of its place"
-        # Recovered data counts as durable, because a leader counts it.
+        # From now on recovered data has to survive: a leader counts it for commits.
         self.safe[block] = self.seen[block] = batches
         state = self.states.get(block)
         assert found.state in (state, self.saving.get(block, state)), "a state was lost or torn"

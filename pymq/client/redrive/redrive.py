@@ -7,7 +7,7 @@ steps of a round:
 1. Choose up to :data:`ROUND` letters, and the partition for each.
 2. Write the round to the journal: its letters, and the first sequence in each partition.
 3. Append the letters with these sequences and the producer name of the journal.
-4. Note in the journal that the letters are sent; the same record holds the next round.
+4. Write to the journal that the letters were sent. If a round follows, this is its step 2, too.
 
 After a crash between these steps, the next redrive asks the partitions for the next sequence of the
 producer name. These sequences show how many letters of the round were written; the redrive sends
@@ -181,7 +181,7 @@ class Redrive:
         """Return the target topic of a letter; None if the topic is unknown or does not exist."""
         headers = dict(letter.headers)
         if "pymq.end_offset" in headers:
-            return None  # The letter replaces unreadable records.
+            return None  # The letter only notes that unreadable records were skipped.
         to = self._to or headers.get("pymq.topic", b"").decode(errors="replace")
         if not to or to == self._topic.topic or is_internal(to):
             return None

@@ -16,7 +16,7 @@ from pymq.errors import PymqError, StoreError
 
 @define
 class DelayBounds:
-    """The bounds between retention and the scheduler of delayed records."""
+    """Offsets that retention and the scheduler of delayed records exchange."""
 
     pending_from: int = 0  # all records before this offset are delivered or not delayed
     wanted_from: int = 0  # retention wants to remove all records before this offset

@@ -36,8 +36,8 @@ def assign(
     """
     group = AssignmentGroup.of(members, partitions, subscriptions)
     if group.is_uniform and len(group.members) > len(group.takers) > 0:
-        # Assign members to partitions in one step. Assigning first owners and then spares, as
-        # below, would move more partitions, because the owners determine which members are spare.
+        # Assign members to partitions in one step. The code below first chooses the owners, and
+        # then places the other members; here that would move more partitions than necessary.
         everything = tuple(group.takers)
         seats = level(dict.fromkeys(group.members, everything), previous)
         return {member: (seats[member],) for member in group.members}

@@ -7,7 +7,7 @@ from typing import Any
 from pymq.core.message import Answer, CreateTopic, GetMetadata, ListTopics
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import OFFSETS_TOPIC, AckMode, check_name, is_internal
-from pymq.errors import InvalidName, PymqError, UnknownTopic
+from pymq.errors import InvalidName, NoBrokers, NotEnoughBrokers, PymqError, UnknownTopic
 from pymq.hash.partitioner import key_partition
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.shared.controllers import ask_controller, load_brokers
@@ -31,6 +31,8 @@ CLUSTER_ID = "pymq"
 NO_OPERATIONS = -(1 << 31)  # the client did not ask for authorized operations
 LEADER_TRIES = 100  # attempts to find the leaders of a new topic ...
 LEADER_MS = 10  # ... with such pauses
+BROKERS_TRIES = 15  # attempts to create a topic while the zkserver knows too few live brokers ...
+BROKERS_MS = 200  # ... with such pauses
 _GROUPS = 0  # the kind of coordinator that serves groups
 
 
@@ -127,11 +129,17 @@ def create_topic(
 ) -> Steps:
     """Create a topic as pymq's own clients do; returns the error, if any."""
     names = tuple(map(str, range(partitions)))
-    answer = yield from ask_controller(
-        context,
-        lambda r: CreateTopic(r, name, names, replicas, AckMode.LEADER, config),
-        done="TOPIC_EXISTS",
-    )
+    for tries_left in range(BROKERS_TRIES, -1, -1):
+        answer = yield from ask_controller(
+            context,
+            lambda r: CreateTopic(r, name, names, replicas, AckMode.LEADER, config),
+            done="TOPIC_EXISTS",
+        )
+        # A zkserver that has just taken over does not know all live brokers yet.
+        is_early = isinstance(answer.error, (NoBrokers, NotEnoughBrokers))
+        if not is_early or not tries_left or replicas > len(context.endpoints):
+            break
+        yield Pause(BROKERS_MS)
     return answer.error
 
 

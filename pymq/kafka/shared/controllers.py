@@ -21,6 +21,7 @@ TAKEOVER_MS = 20_000  # time for another zkserver to become active
 TRY_MS = 500  # a zkserver's time to answer: doubled with each try at all of them, up to ...
 TRY_MAX_MS = 4_000
 RETRY_MS = 50
+GRACE_MS = 5_000  # a broker that does not count as alive stays in the metadata for so long
 
 
 class Controllers:
@@ -78,8 +79,10 @@ def ask_controller(
 def load_brokers(context: GateContext) -> Generator[Wait, Any, None]:
     """Look up where the brokers listen for Kafka's clients.
 
-    If no zkserver answers, the brokers are those of the last time. An embedded queue has its
-    brokers in this process, and asks nobody.
+    If no zkserver answers, the gate keeps the brokers that it knows. A zkserver that has just taken
+    over counts brokers as dead until their next heartbeat. So a broker stays in the list for
+    GRACE_MS: a client that is sent an empty list does not ask again for minutes. An embedded queue
+    has its brokers in this process, and asks nobody.
     """
     if not context.asks_brokers:
         return
@@ -89,7 +92,11 @@ def load_brokers(context: GateContext) -> Generator[Wait, Any, None]:
     endpoints = dict[str, Endpoint]()
     for each in answer.result.brokers:
         host, _, port = each.kafka.rpartition(":")
-        if each.alive and host and each.number >= 0:
+        if each.alive:
+            context.missing.pop(each.name, None)
+        elif context.now - context.missing.setdefault(each.name, context.now) >= GRACE_MS:
+            continue
+        if host and each.number >= 0:
             endpoints[each.name] = Endpoint(each.number, host.strip("[]"), int(port))
     context.endpoints = endpoints
 

@@ -117,6 +117,8 @@ class GateContext:
     records_max: int = RECORDS_MAX  # of a batch
     default_replicas: int = 1  # of a partition, if there are enough brokers
     asks_brokers: bool = False  # whether the endpoints have to be looked up
+    # When the zkserver's answers first had a broker as dead, by name.
+    missing: dict[str, int] = Factory(dict)
     now: int = 0  # in the loop's milliseconds
     spent: int = 0  # of the slice of this turn, in decoded records
     ids: list[int] = Factory(list)  # producer ids that the gate may give out

@@ -83,7 +83,7 @@ class RefusedRequest(Checker):
 
 
 class Hostile:
-    """The client, in a separate process that its first act starts."""
+    """A client that sends invalid requests, in a simulated process of its own."""
 
     def __init__(self, cluster: Cluster, topics: list[str], groups: list[str]) -> None:
         assert cluster.watch is not None

@@ -96,7 +96,7 @@ def _draw_redrives(plan: Plan, rng: Random) -> None:
 
 
 def _draw_routes(plan: Plan, rng: Random) -> None:
-    """A topic that always has a route, which changes, and a group that is named by all of them."""
+    """Give one topic a route that changes during the run; all its routes name the same group."""
     topics = [topic for topic in _lasting_topics(plan) if "." not in topic["name"]]
     if rng.random() >= SHARE or not topics:
         return

@@ -75,7 +75,7 @@ class TcpConnections:
         return self._selector.fileno()
 
     def look(self) -> None:
-        """Handle the events of all sockets; connections with bytes to read become unread."""
+        """Handle the events of all sockets; add those with bytes to read to :attr:`unread`."""
         shakes = SHAKES
         for key, events in self._selector.select(0):
             found = key.data

@@ -69,7 +69,7 @@ def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
 
 
 def test_a_block_that_was_opened_on_a_disk_that_was_gone_by_then_goes_on() -> None:
-    """Simulated: --profile wipe --zkservers 2 --seconds 6 --seeds 0."""
+    """Found by the simulator: --profile wipe --zkservers 2 --seconds 6 --seeds 0."""
     cluster = Cluster()
     cluster.topic(AckMode.RAFT, 2)
     one, two = cluster.open().replicas
@@ -253,7 +253,7 @@ def test_recovery_takes_what_is_left_of_a_raft_block() -> None:
 
 
 def test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered() -> None:
-    """Simulated: --profile all --seconds 4 --seeds 157 (and 224, 1818)."""
+    """Found by the simulator: --profile all --seconds 4 --seeds 157 (and 224, 1818)."""
     cluster = Cluster(brokers=2)
     cluster.topic(AckMode.RAFT, 1)
     cluster.write(5)
@@ -350,7 +350,7 @@ def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
 
 
 def test_everybody_starts_anew_and_one_with_another_disk() -> None:
-    """Simulated: --profile wipe --zkservers 2 --seconds 6 --seeds 64 (and 107)."""
+    """Found by the simulator: --profile wipe --zkservers 2 --seconds 6 --seeds 64 (and 107)."""
     cluster = Cluster()
     cluster.topic()
     leader, (one, two) = cluster.leader(), cluster.followers()
@@ -422,7 +422,7 @@ def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> Non
 
 
 def test_the_leader_was_not_heard_of_any_more_when_the_others_started_anew() -> None:
-    """Simulated: --profile wipe --zkservers 2 --seconds 6 --seeds 18."""
+    """Found by the simulator: --profile wipe --zkservers 2 --seconds 6 --seeds 18."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(5)

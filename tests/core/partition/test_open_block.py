@@ -71,8 +71,8 @@ def test_a_replica_whose_sync_failed_fails_for_good() -> None:
 
 
 def test_a_shared_replica_starts_over_after_a_failed_write() -> None:
-    """A replica of a shared block starts again, because its followers may have records that its own
-    disk lacks.
+    """After a failed write, the leader of a block with several replicas stops leading and recovers
+    the block from its disk: its followers may have records that its own disk lacks.
     """
     bench = Bench(state(*THREE)).started()
     assert bench.host.led == [True]

@@ -1081,7 +1081,7 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
 def test_what_is_left_of_a_block_may_be_on_one_disk(made_on: str, sealed_on: str) -> None:
     """No majority can elect a leader any more, so the best remaining copy determines the end.
 
-    Simulated: --profile all --seconds 4 --seeds 6666.
+    Found by the simulator: --profile all --seconds 4 --seeds 6666.
     """
     s = Scene()
     sealed_on_one(s, made_on, sealed_on)
@@ -1145,7 +1145,7 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
 def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
     """The lease has expired, and the broker leases its records to other members.
 
-    Simulated: --profile all --seconds 4 --seeds 1659.
+    Found by the simulator: --profile all --seconds 4 --seeds 1659.
     """
     s = Scene()
     group = Group(s)
@@ -1160,7 +1160,7 @@ def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
     """The roll was committed before, and the broker learns that later: the next block has an
     earlier epoch.
 
-    Simulated: --profile all --seconds 4 --seeds 970.
+    Found by the simulator: --profile all --seconds 4 --seeds 970.
     """
     s = Scene()
     s.look(0, 0, epoch=1)
@@ -1247,7 +1247,7 @@ def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
     """The answer to a repeated request may ignore later changes of the coordinator, which may not
     be written yet.
 
-    Simulated: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
+    Found by the simulator: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
     """
     s = Scene()
     group = Group(s)

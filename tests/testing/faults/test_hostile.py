@@ -73,8 +73,9 @@ def test_it_is_in_some_runs_of_all_profiles_and_leaves_the_others_as_they_were()
 
 
 def test_a_member_is_not_refused_when_a_log_begins_beyond_the_end_that_it_knew() -> None:
-    """Simulated: --profile all --seconds 5 --restart any --seeds 30. In that run retention had
-    removed records faster than members read them.
+    """In a run of the simulator, retention had removed records faster than members read them.
+
+    Found by: --profile all --seconds 5 --restart any --seeds 30.
     """
     plan = generate(30, brokers=None, zkservers=None, profile="all", seconds=5, restart="any")
     result = run_plan(plan)

@@ -223,7 +223,7 @@ def written_alone(cluster: Cluster) -> dict[int, bytes]:
 def test_one_disk_is_replaced_at_a_time() -> None:
     """As long as the zkservers do not know that a disk was replaced, no other disk is replaced.
 
-    Simulated: --profile swarm --brokers 5 --zkservers 2 --seconds 4 --seeds 20006.
+    Found by the simulator: --profile swarm --brokers 5 --zkservers 2 --seconds 4 --seeds 20006.
     """
     steps: list[list[object]] = [
         [1_000, "wipe", "broker-0", 3_000_000],
@@ -245,8 +245,8 @@ def test_one_disk_is_replaced_at_a_time() -> None:
 def test_a_damaged_disk_is_no_reason_to_damage_another() -> None:
     """Another replica may lack exactly the damaged records, so its disk must not be damaged.
 
-    Simulated: --profile all --seconds 4 --seeds 972. The last in-sync replica had lost records that
-    its disk did not keep.
+    Found by the simulator: --profile all --seconds 4 --seeds 972. The last in-sync replica had lost
+    records that its disk did not keep.
     """
     steps: list[list[object]] = [
         [1_000, "flip", "broker-0", 1, 9_000_000],

@@ -449,7 +449,7 @@ bug(
 
 
 @plant("surplus-stays", UndeliveredRecords, "return_surplus")
-def keep_surplus(step: Any, self: UndeliveredRecords, *, is_stuck: bool) -> None:
+def keep_surplus(step: Any, self: UndeliveredRecords, now: int, *, is_stuck: bool) -> None:
     self.return_at = NEVER
 
 

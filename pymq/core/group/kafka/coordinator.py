@@ -1,4 +1,4 @@
-"""The groups of Kafka's clients: classic ones, and reconciled ones.
+"""The groups of Kafka's clients: classic groups, and groups of the new protocol (KIP-848).
 
 At a time, all members of a group are of one kind: clients of pymq, classic members or reconciled
 members. The coordinator refuses requests of the other kinds. Offsets are common to all.
