@@ -71,7 +71,7 @@ class Access:
         if self.folder is None:
             for by in chosen:
                 raise ConfigError(
-                    f"connections_{by} needs curve_dir: without keys clients are not limited"
+                    f"connections_{by} needs keys or certificates: others are not limited"
                 )
             if self.policy is not None or self.audit is not None:
                 raise ConfigError("a policy needs keys: without curve_dir clients have no names")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pymq.broker.group_coordinators import GroupCoordinators
+from pymq.broker.group_coordinators import FIRST_EPOCH, GroupCoordinators
 from pymq.core import cbor
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.offset_log import OFFSET_KEY
@@ -53,8 +53,8 @@ class Host:
 
     def take_over(self) -> None:
         for index in range(COUNT):
-            state = SimpleNamespace(index=index, siblings=COUNT)
-            partition: Any = SimpleNamespace(state=state, leads=True)
+            state = SimpleNamespace(index=index, siblings=COUNT, blocks=[None])
+            partition: Any = SimpleNamespace(state=state, leads=True, leads_at=FIRST_EPOCH)
             self.coordinators.leadership_changed(cast("Partition", partition), self.now)
 
     def turn(self) -> int:

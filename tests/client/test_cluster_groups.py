@@ -496,21 +496,22 @@ def test_all_brokers_are_restarted_one_by_one() -> None:
         mq, other, third = cluster.client(), cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
         first, second = mq.consumer("t", group="g"), other.consumer("t", group="g")
-        missing = set(range(60))
+        missing, seen = set(range(60)), set[int]()
         for turn, name in enumerate(cluster.brokers):
             put(third, *range(20 * turn, 20 * turn + 20))
-            work(first, missing, turns=2)
-            work(second, missing, turns=2)
+            seen.update(work(first, missing, turns=2), work(second, missing, turns=2))
             cluster.stop(name)
             cluster.run(seconds=0.5)
             cluster.restart(name)
             cluster.run(seconds=1.0)
         for _ in range(20):
-            work(first, missing, turns=2)
-            work(second, missing, turns=2)
+            seen.update(work(first, missing, turns=2), work(second, missing, turns=2))
             if not missing:
                 break
-        assert not missing
+        # A commit may report that earlier acknowledgements have failed, although its own have not.
+        # So `missing` may keep records that no member gets again.
+        assert seen == set(range(60))
+        assert set(mq.describe_group("g").lag.values()) == {0}
         first.close()
         second.close()
 

@@ -461,7 +461,7 @@ def test_how_many_connections_an_address_may_have_is_said(tmp_path: Path) -> Non
     (tmp_path / "policy.toml").write_text("")
     with pytest.raises(ConfigError, match="must be at least 1"):
         pymq.ZkServer(curve_dir=tmp_path, connections_per_address=0)
-    with pytest.raises(ConfigError, match="needs keys"):
+    with pytest.raises(ConfigError, match="needs keys or certificates"):
         pymq.ZkServer(connections_per_address=5)
     config = tmp_path / "zkserver.toml"
     config.write_text("connections-per-address = 1\n")
