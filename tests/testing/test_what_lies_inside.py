@@ -236,7 +236,7 @@ def test_what_every_copy_has_wrong_was_so_when_it_came(
             got, errors = collect(consumer, polled, 6)
             assert got == GOOD[:2]
             assert {type(error) for error in errors} == {CorruptBatch}
-            assert "the batch was damaged when it came" in str(errors[0])
+            assert "the producer sent a damaged batch" in str(errors[0])
             assert (errors[0].details["offset"], errors[0].details["end"]) == (2, 7)
             consumer.skip(errors[0])
             got, errors = collect(consumer, polled, 4)
