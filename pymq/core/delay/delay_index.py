@@ -50,6 +50,9 @@ class DelayIndex:
         # by id: the offset of the note, and the time when the note was written
         self._cancelled: dict[int, tuple[int, int]] = {}
         self._is_loading = True
+        # The latest time at which a delivered record was due. It may be in the future of this
+        # broker's clock, which can be set back, or be behind that of the former leader.
+        self.delivered_due = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -97,6 +100,7 @@ class DelayIndex:
                 continue
             elif kind != NOTE or due is None:
                 self.remove(id)
+                self.delivered_due = max(self.delivered_due, due or 0)
             else:
                 self._move(id, due, offset)
 
@@ -171,9 +175,11 @@ class DelayIndex:
         """
         heap, taken = self._heap, list[tuple[int, int]]()
         while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:
-            id = heappop(heap) & ID_MASK
+            earliest = heappop(heap)
+            id = earliest & ID_MASK
             if self._has(offset := self.offset(id)):
                 taken.append((offset, id))
+                self.delivered_due = max(self.delivered_due, earliest >> ID_BITS)
         taken.sort()
         return taken
 

@@ -412,7 +412,7 @@ class DelayScheduler:
             self._answer_cancel(now, error=InvalidRequest(why))
         elif self.index.was_cancelled(m.offset):
             self._answer_cancel(now, is_cancelled=True)
-        elif due <= self._host.wall_ms(now):
+        elif due <= max(self._host.wall_ms(now), self.index.delivered_due):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
             self._answer_cancel(now, is_cancelled=True)  # The record was cancelled long before.
