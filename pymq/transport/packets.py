@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic
 
@@ -29,7 +30,7 @@ HELLO = wire.Hello(software="pymq")
 GREET_S = 1.0  # for this long after its own Hello, the node does not answer a Hello of the peer
 
 
-class PacketTransport(Generic[P]):
+class PacketTransport(ABC, Generic[P]):
     """The part of a :class:`pymq.transport.base.Transport` above its connections.
 
     Args:
@@ -121,9 +122,9 @@ class PacketTransport(Generic[P]):
                 self._seal(peer, peer.packet, now)
             self._pump(peer, now)
 
+    @abstractmethod
     def _pump(self, peer: P, now: float) -> None:
         """Send the waiting packets of a peer as far as its connection accepts them."""
-        raise NotImplementedError
 
     def waiting(self) -> tuple[int, int, int]:
         """Return the numbers of connected peers, of waiting packets, and of their bytes."""
@@ -190,9 +191,9 @@ class PacketTransport(Generic[P]):
                 self.cut += 1
                 self._lose(self._forget(peer), f"{peer.name} took nothing for too long")
 
+    @abstractmethod
     def _forget(self, peer: P) -> int:
         """Forget the connection that a peer has made; return the number of lost packets."""
-        raise NotImplementedError
 
     def _lose(self, count: int, why: str) -> None:
         self.dropped += count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -42,7 +43,7 @@ def node_of_identity(identity: bytes) -> str | None:
 
 
 @define
-class BasePeer:
+class BasePeer(ABC):
     """Another node and its waiting packets; each transport adds its connections."""
 
     name: str
@@ -58,23 +59,23 @@ class BasePeer:
     is_client: bool = False
 
     @property
+    @abstractmethod
     def is_connected(self) -> bool:
         """Whether there is a connection, or one is being made."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def has_come(self) -> bool:
         """Whether the peer itself has made a connection that still exists."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def moved_at(self) -> float:
         """When bytes last left for the peer, or when none were waiting."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_flight(self, now: float) -> int:
         """Return the bytes that the transport has taken and the system has not."""
-        raise NotImplementedError
 
     def expire(self, since: float) -> int:
         """Drop packets from before *since*, because their senders have already retried.

@@ -1,1 +1,1 @@
-"""What handlers share: the ways to wait, caches, and the zkservers."""
+"""Parts that all handlers share: the ways to wait, caches, and requests to zkservers."""

@@ -33,7 +33,7 @@ Topic = tuple[str, str, int]  # (name, id, number of partitions)
 
 @value
 class MemberSubscription:
-    """What a member subscribes to."""
+    """The subscription of a member: names of topics, and a pattern."""
 
     names: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None

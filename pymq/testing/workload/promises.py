@@ -1,4 +1,4 @@
-"""What the settings of a plan promise: which acknowledged records no fault may lose."""
+"""The acknowledged records that no fault may lose, by the settings of a plan."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def is_written_once(sent: Sent) -> bool:
 
 @define
 class LetterHistory:
-    """What happened to the dead letters of a run."""
+    """The dead letters of a run, and their redrives."""
 
     begun: set[tuple[str, str]] = Factory(set)  # dead-letter topics and modes of redrives
     counts: Counter[str] = Factory(Counter)  # letters that redrives say they have sent

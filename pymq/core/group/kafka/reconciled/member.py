@@ -13,7 +13,7 @@ Part = tuple[str, int]  # (id of a topic, index of a partition)
 
 
 class ReconciliationState(Enum):
-    """What a member's next step waits for."""
+    """The condition that a member's next step waits for."""
 
     STABLE = "the member has its target of its epoch"
     UNREVOKED = "the member gives partitions up, and still names them as owned"
