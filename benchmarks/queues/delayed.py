@@ -159,7 +159,10 @@ PARTS = (
                 Needs(("zmq",)),
             ),
         ),
-        (Goal(At("pymq", "memory"), at_most=200),),
+        (
+            Goal(At("pymq", "memory"), at_most=200),
+            Goal(At("pymq", "late p50"), at_most=50),
+        ),
         units={
             "send": Unit("tasks/s"),
             "memory": Unit("B/task", False),

@@ -197,6 +197,11 @@ class DelaySchedulers:
         else:
             self._host.to_partition(f"{DELAY_SOURCE}{name[0]}/{name[1]}", partition, message, now)
 
+    def start(self, name: TopicPartition) -> int:
+        """The offset of the first record that is not deleted."""
+        partition = self._host.hosted(*name)
+        return partition.state.log_start if partition is not None else 0
+
     def end(self, name: TopicPartition) -> int:
         """The end offset of the partition's log, including batches that are not committed yet."""
         partition = self._host.hosted(*name)

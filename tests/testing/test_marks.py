@@ -326,6 +326,7 @@ SELDOM: dict[str, str] = {
     "delays.note_not_committed": "a leader that commits nothing in its first 100 ms, and whose last"
     " record is a note",
     "delays.retired": "an administrator deletes records while one is being delivered",
+    "delays.soon_full": "records of more than 4 MiB that are due in one minute",
     "serving.follower.out_of_range": "retention deletes what a reader asks a follower for",
     "moves.cancelled": "a lost broker that is back while its copies are being made",
     **dict.fromkeys(KAFKA, "plans have no clients of Kafka; tests/core and tests/kafka pass it"),

@@ -29,6 +29,10 @@ class DelayHost(Protocol):
         """Pass a request to the local partition, or to the broker *holder*."""
         ...
 
+    def start(self, name: TopicPartition) -> int:
+        """The offset of the first record that is not deleted."""
+        ...
+
     def end(self, name: TopicPartition) -> int:
         """The end offset of the partition's log, including batches that are not committed yet."""
         ...

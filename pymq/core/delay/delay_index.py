@@ -46,6 +46,7 @@ class DelayIndex:
     def __init__(self) -> None:
         self._heap: list[int] = []  # due time << ID_BITS | id; may hold cancelled records too
         self._bits: dict[int, int] = {}  # a bit for each pending offset, by segment
+        self._first: int | None = None  # the first segment; None if it has to be searched for
         self._moved: dict[int, int] = {}  # current offsets of the moved records, by id
         # by id: the offset of the note, and the time when the note was written
         self._cancelled: dict[int, tuple[int, int]] = {}
@@ -65,9 +66,11 @@ class DelayIndex:
     @property
     def pending_from(self) -> int:
         """The offset of the first pending record; NEVER if there is none."""
-        first = min(self._bits, default=None)
-        if first is None:
+        if not self._bits:
             return NEVER
+        if self._first is None:
+            self._first = min(self._bits)
+        first = self._first
         bits = self._bits[first]
         return first * SEGMENT + (bits & -bits).bit_length() - 1
 
@@ -120,6 +123,8 @@ class DelayIndex:
             self._bits[segment] = bits
         else:
             del self._bits[segment]
+            if segment == self._first:
+                self._first = None
         return True
 
     def _add(self, id: int, due: int, offset: int) -> None:
@@ -138,6 +143,8 @@ class DelayIndex:
 
     def _set(self, offset: int) -> None:
         segment = offset // SEGMENT
+        if self._first is not None and segment < self._first:
+            self._first = None
         self._bits[segment] = self._bits.get(segment, 0) | 1 << offset % SEGMENT
 
     def _has(self, offset: int) -> bool:

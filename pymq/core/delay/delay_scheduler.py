@@ -42,7 +42,7 @@ from pymq.core.delay.record_times import (
     offset_of,
     time_of,
 )
-from pymq.core.delay.row_buffer import COPIES_MAX, Row, RowBuffer, rows_of
+from pymq.core.delay.row_buffer import COPIES_MAX, BatchRecords, Row, RowBuffer, SoonDue
 from pymq.core.message import (
     BEGIN,
     CancelDelayed,
@@ -109,6 +109,7 @@ class DelayScheduler:
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
         self._read = RowBuffer()
+        self._soon = SoonDue()
         self._ids: list[int] = []  # ids of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
@@ -126,6 +127,7 @@ class DelayScheduler:
         """
         offset, count = last
         self.index = DelayIndex()
+        self._soon.clear()
         self._host.keep_from(self.name, 0)
         self._target = self._host.end(self.name)
         self._position, self._noted_at = offset, offset
@@ -343,6 +345,7 @@ class DelayScheduler:
 
     def _read_on(self, now: int) -> None:
         """Read the next wanted record, or append the records that were read."""
+        self._use_known()
         if self._wanted and not self._read.is_full:
             self._fetch(self._wanted[0][0], READ_BYTES, now)
             return
@@ -361,6 +364,16 @@ class DelayScheduler:
         else:
             self._look(now)
 
+    def _use_known(self) -> None:
+        """Use the wanted records that the scheduler has read already."""
+        wanted, start = self._wanted, self._host.start(self.name)
+        while wanted and not self._read.is_full and wanted[0][0] >= start:
+            row = self._soon.take(wanted[0][0])
+            if row is None:
+                return
+            mark("delays.known")
+            self._read.add_copy(row, wanted.popleft()[1])
+
     def _read_due(self, batches: list[EncodedBatch], now: int) -> None:
         wanted = self._wanted
         for batch in batches:
@@ -368,16 +381,16 @@ class DelayScheduler:
                 break
             if wanted[0][0] >= batch.end_offset or not batch.header.attributes & DELAYED:
                 continue
-            rows = rows_of(batch.verify())
+            records = BatchRecords(batch.verify())
             while wanted and wanted[0][0] < batch.end_offset:
-                offset, id = wanted.popleft()
-                if (row := rows.get(offset)) is None:
+                offset, id = wanted[0]
+                if (row := records.at(offset)) is None:
                     mark("delays.gone")
+                    wanted.popleft()
                     self.index.remove(id)
-                    continue
-                value, key, headers = row
-                own = tuple(each for each in headers if each[0] not in OWN)
-                self._read.add((value, key, (*own, (DELAYED_ID, str(id).encode()))), id)
+                else:
+                    self._read.add_copy(row, wanted.popleft()[1])
+            self._soon.keep(records, self._host.wall_ms(now))
         if wanted and not batches:
             self._again(self._read_on, now)
             return
@@ -405,7 +418,7 @@ class DelayScheduler:
         row = None
         for batch in batches:
             if batch.base_offset <= at < batch.end_offset and batch.header.attributes & DELAYED:
-                row = rows_of(batch.verify()).get(at)
+                row = BatchRecords(batch.verify()).at(at)
         due = time_of(row[2], DELIVER_AT) if row is not None else None
         if due is None:
             why = f"the record at offset {m.offset} of {self.name} is not delayed"
@@ -442,7 +455,7 @@ class DelayScheduler:
             position = batch.end_offset
             if not batch.header.attributes & DELAYED:
                 continue
-            for offset, (value, key, headers) in rows_of(batch.verify()).items():
+            for offset, (value, key, headers) in BatchRecords(batch.verify()).rows():
                 if time_of(headers, DELIVER_AT) is None:
                     continue
                 moved = offset_of(headers, DELAYED_ID)
@@ -465,6 +478,3 @@ class DelayScheduler:
             self._append(rows, NOTE, now)
         else:
             self._look(now)
-
-
-OWN = (DELIVER_AT, DELAYED_ID, PENDING_FROM)

@@ -14,6 +14,7 @@ from pymq.core.batch.view import RecordBatch
 from pymq.core.block.idempotence import ProducerTable
 from pymq.core.delay.delay_index import DelayIndex
 from pymq.core.delay.delay_scheduler import DelayScheduler
+from pymq.core.delay.row_buffer import Row, SoonDue
 from pymq.core.partition.produce import ProduceHandler
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
@@ -81,6 +82,21 @@ bug(
 @plant("early-by-half-a-second", DelayIndex, "take_due")
 def take_early(take_due: Any, self: DelayIndex, wall_ms: int, most: int) -> list[tuple[int, int]]:
     return list(take_due(self, wall_ms + 500, most))
+
+
+bug(
+    "known-records-mixed-up",
+    AREA,
+    "the leader delivers another record that is due soon, in place of the one that is due",
+    "own",
+    "calm crash",
+)
+
+
+@plant("known-records-mixed-up", SoonDue, "take")
+def take_any(take: Any, self: SoonDue, offset: int) -> Row | None:
+    row: Row | None = take(self, max(self._rows, default=offset))
+    return row
 
 
 bug(
