@@ -10,7 +10,7 @@ EDITABLE := $(PIP) --no-build-isolation --editable
 # all of pymq again, which takes a node three times as long as to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak bench kafka figures docs lint spark venv lock clean
+.PHONY: demo test quick soak endurance bench kafka figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -37,6 +37,12 @@ soak: .venv/made-test-$(KEY)
 	$(BIN)/pytest -n 2 --dist worksteal -m slow $(ARGS)
 	$(BIN)/python -m tests.simulator.crashes tests.testing.scripts --jobs 2
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
+
+# Four Spark queries for an hour, while executors, brokers and zkservers die in turn; `make soak` has ten
+# minutes of it.
+ENDURANCE_S ?= 3600
+endurance: .venv/made-test-$(KEY)
+	PYMQ_ENDURANCE_S=$(ENDURANCE_S) $(BIN)/pytest -n 0 -m slow -s tests/spark/test_endurance.py
 
 lint: .venv/made-test-$(KEY)
 	$(BIN)/ruff format --check

@@ -48,7 +48,7 @@ def main(what: str, url: str, package: str, folder: str) -> None:
         builder = builder.config(name, setting)
     spark = builder.getOrCreate()
     pymq.spark.register(spark)
-    programs = {"writes": writes, "queries": queries, "reads": reads}
+    programs = {"writes": writes, "queries": queries, "reads": reads, "endure": endure}
     found = programs[what](spark, url, folder)
     sys.stdout.write(json.dumps(found) + "\n")
     spark.stop()
@@ -75,6 +75,38 @@ def queries(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
         "batches": [max(each["batchId"] for each in query.recentProgress) for query in running],
         "errors": [str(query.exception()) for query in running if query.exception()],
     }
+
+
+def endure(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
+    """Copy topic ``in`` in four queries, two of them with pymq's sink, until ``stop`` exists."""
+    source = spark.readStream.format("pymq").options(url=url, subscribe="in")
+    rows = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=5_000).load()
+    frame = rows.select("key", "value")
+    by_batch = frame.writeStream.foreachBatch(pymq.spark.foreach_batch("out-2", url=url))
+    writers = [
+        frame.writeStream.format("pymq").options(url=url, topic="out-0"),
+        frame.writeStream.format("pymq").options(url=url, topic="out-1"),
+        by_batch,
+        frame.writeStream.format("parquet").option("path", f"{folder}/out-3"),
+    ]
+    running = [
+        writer.option("checkpointLocation", f"{folder}/checkpoint-{number}").start()
+        for number, writer in enumerate(writers)
+    ]
+    with open(f"{folder}/application", "w", encoding="utf-8") as file:
+        file.write(str(spark.sparkContext.applicationId))
+    while all(query.isActive for query in running) and not os.path.exists(f"{folder}/stop"):
+        running[0].awaitTermination(1)
+    errors = [str(query.exception()) for query in running if query.exception()]
+    if not errors:
+        for query in running:
+            query.processAllAvailable()
+    found = [
+        max((each["batchId"] for each in query.recentProgress), default=0) for query in running
+    ]
+    for query in running:
+        query.stop()
+    return {"batches": found, "errors": errors}
 
 
 def reads(spark: SparkSession, url: str, _: str) -> dict[str, Any]:

@@ -15,6 +15,9 @@ note with an id and a time              the leader moved the record to the end o
 note with ``pymq.cancelled``            the record was cancelled and must not be delivered
 ======================================  ======================================================
 
+The time of a batch of copies is not before the time when a record in it was due, and that of a note
+is not before the time of any earlier copy. So the index knows until when records were delivered.
+
 A pending record takes an integer in a heap and a bit for its offset: 60 bytes, or up to 230 if few
 of the records at nearby offsets are pending.
 
@@ -25,6 +28,7 @@ their notes' offsets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from pymq.core.batch.header import DELAYED_COPY, NOTE
@@ -51,9 +55,9 @@ class DelayIndex:
         # by id: the offset of the note, and the time when the note was written
         self._cancelled: dict[int, tuple[int, int]] = {}
         self._is_loading = True
-        # The latest time at which a delivered record was due. It may be in the future of this
-        # broker's clock, which can be set back, or be behind that of the former leader.
-        self.delivered_due = 0
+        # No delivered record was due after this time. It may be in the future of this broker's
+        # clock, which can be set back, or be behind that of the former leader.
+        self.delivered_until = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -91,6 +95,8 @@ class DelayIndex:
             CorruptBatch: the headers of the records cannot be decoded.
         """
         kind = batch.header.attributes & NOTE
+        if kind & DELAYED_COPY:
+            self.delivered_until = max(self.delivered_until, batch.header.max_timestamp)
         for offset, headers in zip(batch.offsets, batch.headers, strict=True):
             due = time_of(headers, DELIVER_AT)
             if not kind & DELAYED_COPY:
@@ -103,7 +109,6 @@ class DelayIndex:
                 continue
             elif kind != NOTE or due is None:
                 self.remove(id)
-                self.delivered_due = max(self.delivered_due, due or 0)
             else:
                 self._move(id, due, offset)
 
@@ -182,15 +187,13 @@ class DelayIndex:
         """
         heap, taken = self._heap, list[tuple[int, int]]()
         while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:
-            earliest = heappop(heap)
-            id = earliest & ID_MASK
+            id = heappop(heap) & ID_MASK
             if self._has(offset := self.offset(id)):
                 taken.append((offset, id))
-                self.delivered_due = max(self.delivered_due, earliest >> ID_BITS)
         taken.sort()
         return taken
 
-    def put_back(self, ids: list[int], due: int) -> None:
+    def put_back(self, ids: Sequence[int], due: int) -> None:
         """Put back undeliverable records, which become due again at *due*."""
         for id in ids:
             heappush(self._heap, due << ID_BITS | id)

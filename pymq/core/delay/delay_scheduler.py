@@ -23,7 +23,7 @@ The wall clock of the leader decides what is due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from pymq.core.batch.batch_sequence import split
@@ -110,7 +110,7 @@ class DelayScheduler:
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
         self._read = RowBuffer()
         self._soon = SoonDue()
-        self._ids: list[int] = []  # ids of the records that are being appended
+        self._ids: Sequence[int] = ()  # ids of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
         self._noted_at = -1  # the log's end when the last note was appended
@@ -139,7 +139,7 @@ class DelayScheduler:
         mark("delays.restart")
         self._wanted.clear()
         self._read.take()
-        self._ids = []
+        self._ids = ()
         self._retry_at, self._appended = NEVER, None
         self.begin(last, now)
 
@@ -295,9 +295,12 @@ class DelayScheduler:
             self.deadline = min(self.deadline, now + max(0, min(wait, LOOK_MS)))
 
     def _append(
-        self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
+        self, rows: list[Row], attributes: int, now: int, ids: Sequence[int] = (), due: int = 0
     ) -> None:
-        """Append records, which :meth:`step` adds to the index when they are committed."""
+        """Append records, which :meth:`step` adds to the index when they are committed.
+
+        The time of copies is not before *due*, although the clock may have been set back.
+        """
         is_note = attributes & NOTE == NOTE
         if is_note:
             # Delayed records that are not committed are in the log, but not yet in the index.
@@ -305,18 +308,19 @@ class DelayScheduler:
             low = min(low, self.index.cancelled_from(self._host.wall_ms(now)))
             self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
+            due = self.index.delivered_until
             pending = ((PENDING_FROM, str(low).encode()),)
             rows[0] = value, key, (*(h for h in headers if h[0] != PENDING_FROM), *pending)
         batch = EncodedBatch.encode(
             [value for value, _, _ in rows],
-            timestamp_ms=self._host.wall_ms(now),
+            timestamp_ms=max(self._host.wall_ms(now), due),
             keys=[key for _, key, _ in rows],
             headers=[headers for _, _, headers in rows],
             attributes=attributes,
             producer_id=DELAYS if is_note else -1,
             base_sequence=self._host.sequence(self.name) if is_note else -1,
         )
-        self._job, self._ids = Job.APPEND, ids or []
+        self._job, self._ids = Job.APPEND, ids
         self._request = self._host.next_request()
         produce = Produce(self._request, *self.name, AckMode.RAFT, batch, sync=True)
         self._host.to_partition(self.name, produce, now, None)
@@ -325,7 +329,7 @@ class DelayScheduler:
         if self._job is not Job.APPEND:
             return False
         appended, self._appended = self._appended, None
-        ids, self._ids = self._ids, []
+        ids, self._ids = self._ids, ()
         if m.error is None:
             self.delivered += len(ids)
             self._job = Job.IDLE
@@ -352,6 +356,7 @@ class DelayScheduler:
         if self._wanted:
             self.index.put_back([id for _, id in self._wanted], self._host.wall_ms(now))
             self._wanted.clear()
+        due = self._read.due
         rows, ids, later = self._read.take_most_urgent()
         self._job = Job.IDLE
         if rows:
@@ -360,7 +365,7 @@ class DelayScheduler:
             attributes = DELAYED_COPY | (EXPIRES if expires else 0)
             headers = [row[2] for row in rows]
             attributes |= routed_bit(headers) | priority_bits(headers)
-            self._append(rows, attributes, now, ids)
+            self._append(rows, attributes, now, ids, due)
         else:
             self._look(now)
 
@@ -425,11 +430,12 @@ class DelayScheduler:
             self._answer_cancel(now, error=InvalidRequest(why))
         elif self.index.was_cancelled(m.offset):
             self._answer_cancel(now, is_cancelled=True)
-        elif due <= max(self._host.wall_ms(now), self.index.delivered_due):
-            self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # The record was cancelled long before.
+            # The record was delivered, or cancelled long before.
+            wall = max(self._host.wall_ms(now), self.index.delivered_until)
+            self._answer_cancel(now, is_cancelled=due > wall)
         else:
+            # Before this job began, all records were delivered that were due.
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)
             self._append([(b"", None, headers)], NOTE, now)

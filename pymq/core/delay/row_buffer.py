@@ -11,7 +11,7 @@ from itertools import accumulate
 from pymq.core.batch.columns import HEADERS, HeaderPairs, Headers, split_headers
 from pymq.core.batch.priority import priority_of
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.delay.record_times import DELAYED_ID, DELIVER_AT, DIGITS_MAX, PENDING_FROM
+from pymq.core.delay.record_times import DELAYED_ID, DELIVER_AT, DIGITS_MAX, PENDING_FROM, time_of
 from pymq.core.observe.coverage import mark
 
 COPIES_MAX = 1_000  # most records in one batch of copies
@@ -35,6 +35,7 @@ class RowBuffer:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.ids: list[int] = []  # ids of the rows that are delivered
+        self.due = 0  # when the last of them was due, in milliseconds since 1970
         self._bytes = 0
 
     @property
@@ -53,12 +54,13 @@ class RowBuffer:
         """Add the copy of the delayed record *id*, which is to be delivered."""
         value, key, headers = row
         own = tuple(each for each in headers if each[0] not in OF_DELAYS)
+        self.due = max(self.due, time_of(headers, DELIVER_AT) or 0)
         self.add((value, key, (*own, (DELAYED_ID, str(id).encode()))), id)
 
     def take(self) -> tuple[list[Row], list[int]]:
         """Return the rows and their ids, and empty the buffer."""
         rows, ids = self.rows, self.ids
-        self.rows, self.ids, self._bytes = [], [], 0
+        self.rows, self.ids, self.due, self._bytes = [], [], 0, 0
         return rows, ids
 
     def take_most_urgent(self) -> tuple[list[Row], list[int], list[int]]:
