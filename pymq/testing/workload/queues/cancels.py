@@ -54,6 +54,7 @@ class Cancellations:
             self._fail("cancel-is-final", f"{sent.number} is {said}, and was {sent.cancel}")
         if sent.cancel != CANCELLED:
             sent.cancel = said
-        came = [offset for (_, n, _), offset in self._history.copies.items() if n == sent.number]
+        mine = (sent.number, sent.offset)
+        came = [offset for (_, *copy), offset in self._history.copies.items() if (*copy,) == mine]
         if is_cancelled and came:
             self._fail("cancelled-is-absent", f"{sent.number} was cancelled after {came} had come")
