@@ -75,6 +75,8 @@ HUNTS = {
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
     "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
     "hostile-3": Hunt(3, 1, "hostile", 5),
+    "kafka-1": Hunt(1, 1, "kafka", 5),
+    "kafka-3": Hunt(3, 2, "kafka", 4),
     # Brokers with short failure timeouts, and blocks that are replicated by fetching.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
