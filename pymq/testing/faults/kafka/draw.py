@@ -122,9 +122,9 @@ def _draw_ops(
             name = str(topic["name"])
 
             def delete(name: str = name, count: int = int(topic["partitions"])) -> Step:
-                share = rng.choice([0.3, 0.7, 1.0, 1.2])
-                kind = "delete_native" if rng.random() < 0.3 else NAME
-                where = name, rng.randrange(count), share
-                return [kind, *where] if kind != NAME else client("delete", *where)
+                where, dice = (name, rng.randrange(count)), rng.random()
+                if dice < 0.3:
+                    return ["delete_native", *where, rng.choice([0.3, 0.7, 1.0])]
+                return client("delete", *where, rng.choice([0.3, 0.7, 1.0, 1.2]))
 
             often(log_uniform(rng, 1, 5), delete)

@@ -168,7 +168,10 @@ class KafkaOperations:
                 return
             found = answer.topics[0].partitions[0]
             client.check_code(found.error_code, f"DeleteRecords of {topic}/{name}")
+            now = self._end(topic, name)
             if not found.error_code:
+                if before > now and history is not None and not history.losses:
+                    client.fail("deletes-what-is-there", f"{topic}/{name}: {before} of {now}")
                 if found.low_watermark < before:
                     what = f"{topic}/{name}: {found.low_watermark}, and {before} was asked"
                     client.fail("deleted-as-asked", what)
@@ -180,7 +183,7 @@ class KafkaOperations:
         client.ask(client.leader(topic, index), "DeleteRecords", body, done, line="d")
 
     def delete_natively(self, boss: Application, step: Step) -> None:
-        """Ask the zkserver itself to delete records, beyond the end of the log, too."""
+        """Ask the zkserver itself to delete records, as a client of pymq does."""
         _, _, topic, index, share = step
         name = partition_name(self.cluster, topic, index)
         history = self.watch.history_of(topic, name)

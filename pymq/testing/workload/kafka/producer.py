@@ -35,6 +35,7 @@ from pymq.testing.workload.kafka.names import partition_name
 
 TIMEOUT_MS = 5_000  # in a request: a broker's time to get the acknowledgements
 NOBODY = (-1, -1, -1)
+GAP = 1_000_000  # so far ahead that the producer never comes there
 FINAL: dict[int, type[PymqError]] = {
     Code.MESSAGE_TOO_LARGE: RecordTooLarge,
     Code.INVALID_TIMESTAMP: InvalidTimestamp,
@@ -223,6 +224,9 @@ class KafkaProducerApp:
             is_first = answer is not None and batch.is_first_attempt
             self._fail(line, batch, FINAL[code]("refused"), is_sure=is_first)
         elif code == Code.DUPLICATE_SEQUENCE_NUMBER:
+            if batch.is_first_attempt and not self._has_lost(batch):
+                what = f"{batch.place}: sequence {batch.sequence} of epoch {batch.epoch} is no repeat"
+                self.client.fail("sequences-are-kept", what)
             self._fail(line, batch, DeliveryTimeout("written before, nobody knows where"))
         else:
             where = f"{batch.place} {batch.sent[0].number}"
@@ -237,11 +241,15 @@ class KafkaProducerApp:
         line.batches.remove(batch)
         assert batch.asked is not None
         self._answers.heard(batch.asked, base, self.client.name)
-        is_next = line.acked is None or line.acked.epoch != batch.epoch or base > line.base
-        if self.is_idempotent and not is_next and not self._has_lost(batch):
-            what = f"{batch.place}: sequence {batch.sequence} at {base}, after {line.base}"
-            self.client.fail("offsets-follow-sequences", what)
-        line.acked, line.base = batch, base
+        last = line.acked
+        is_same = last is not None and last.epoch == batch.epoch and self.is_idempotent
+        is_later = last is None or not is_same or batch.sequence > last.sequence
+        if last is not None and is_same and is_later != (base > line.base):
+            if not self._has_lost(batch):
+                what = f"{batch.place}: sequence {batch.sequence} is at {base}, and {last.sequence} at"
+                self.client.fail("offsets-follow-sequences", f"{what} {line.base}")
+        if is_later:
+            line.acked, line.base = batch, base
         for number, sent in enumerate(batch.sent):
             sent.done_at, sent.offset = self.client.world.now, base + number
 
@@ -349,7 +357,7 @@ class KafkaProducerApp:
         if kind == "repeat":
             self._ask(last, last.data, partial(self._repeated, last, line.base))
             return
-        sequence, epoch = line.next_sequence + (7 if kind == "gap" else 0), self._epoch
+        sequence, epoch = line.next_sequence + (GAP if kind == "gap" else 0), self._epoch
         if kind == "zombie":
             epoch -= 1
         if epoch < 0:
