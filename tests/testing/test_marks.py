@@ -328,7 +328,9 @@ SELDOM: dict[str, str] = {
     "delays.retired": "an administrator deletes records while one is being delivered",
     "serving.follower.out_of_range": "retention deletes what a reader asks a follower for",
     "moves.cancelled": "a lost broker that is back while its copies are being made",
-    **dict.fromkeys(KAFKA, "few plans have such clients of Kafka; tests/core and tests/kafka pass it"),
+    **dict.fromkeys(
+        KAFKA, "few plans have such clients of Kafka; tests/core and tests/kafka pass it"
+    ),
 }
 
 

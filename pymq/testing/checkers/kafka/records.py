@@ -94,7 +94,11 @@ class KafkaRecordRules(Checker):
             spans: the offsets that this consumer has passed, by partition.
         """
         for place, number in {**self.seen, **last}.items():
-            if place[:2] not in spans or not self._is_kept(place) or place[2] < starts.get(place[:2], 1 << 62):
+            if (
+                place[:2] not in spans
+                or not self._is_kept(place)
+                or place[2] < starts.get(place[:2], 1 << 62)
+            ):
                 continue
             if values.get(place) != number:
                 what = f"Kafka's clients read {number} in {place}, and others {values.get(place)}"

@@ -37,7 +37,7 @@ def draw_kafka(plan: Plan) -> None:
 
 
 def _topics(plan: Plan) -> list[dict[str, Any]]:
-    """The topics to which no redrive sends letters back: these would look like records of others."""
+    """The topics to which no redrive sends letters back; these would look like strangers'."""
     names = {str(topic["name"]) for topic in plan.topics}
     return [
         topic
@@ -72,9 +72,7 @@ def _client(rng: Random, topics: list[str], compacted: list[str]) -> dict[str, A
     }
 
 
-def _draw_ops(
-    plan: Plan, rng: Random, topics: list[dict[str, Any]], compacted: list[str]
-) -> None:
+def _draw_ops(plan: Plan, rng: Random, topics: list[dict[str, Any]], compacted: list[str]) -> None:
     size = round(log_uniform(rng, 1, 2_000))
     has_deletes, slots = rng.random() < 0.4, len(plan.kafka)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from math import log
 
 from pymq.testing.simulation.network import Network, NetworkLink
@@ -221,7 +222,7 @@ class StreamNetwork:
             count = rng.randrange(1, PIECES_MAX)
             cuts = sorted(rng.randrange(1, len(data)) for _ in range(count))
             borders = [0, *cuts, len(data)]
-            pieces = [data[a:b] for a, b in zip(borders, borders[1:], strict=False) if a < b]
+            pieces = [data[a:b] for a, b in pairwise(borders) if a < b]
         for piece in pieces:
             at = max(self.world.now + lag + self._delay(source), target.last_at)
             target.last_at = at

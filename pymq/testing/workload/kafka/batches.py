@@ -64,7 +64,9 @@ def read_batches(data: Buffer) -> Iterator[tuple[KafkaHeader, KafkaRecords]]:
             raise BadBatch(f"a batch of magic {header.magic} with {header.length} bytes")
         if crc32c(view[at + SIGNED_FROM : end]) != header.crc:
             raise BadBatch(f"the CRC of the batch at {header.base_offset} is wrong")
-        body = codecs.unpack(header.attributes & codecs.CODEC_MASK, view[at + KAFKA_HEADER_SIZE : end])
+        body = codecs.unpack(
+            header.attributes & codecs.CODEC_MASK, view[at + KAFKA_HEADER_SIZE : end]
+        )
         found = KafkaRecords([], [], [], [], [])
         if header.size:
             found = records.decode(body, header.size)

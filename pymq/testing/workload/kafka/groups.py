@@ -361,9 +361,7 @@ class ClassicMember(KafkaMember):
         self.commit()
         members = [k.LeaveGroupRequestMemberIdentity(self.member)]
         body = k.LeaveGroupRequest(self.group, self.member, members)
-        self.client.ask(
-            self.coordinator, "LeaveGroup", body, lambda answer: None, line=self.line
-        )
+        self.client.ask(self.coordinator, "LeaveGroup", body, lambda answer: None, line=self.line)
         self.is_over = True
         self.reader.stop()
 
@@ -428,9 +426,7 @@ class ReconciledMember848(KafkaMember):
             else:
                 self._beaten(answer, asked.rpartition(":")[0])
 
-        self.client.ask(
-            self.coordinator, "ConsumerGroupHeartbeat", body, beaten, line=self.line
-        )
+        self.client.ask(self.coordinator, "ConsumerGroupHeartbeat", body, beaten, line=self.line)
 
     def _drop(self) -> None:
         """Give everything up: the coordinator does not know the member, or has fenced it."""

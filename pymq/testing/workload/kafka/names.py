@@ -17,4 +17,6 @@ def partition_name(cluster: Cluster, topic: str, index: int) -> str:
 def indexes(cluster: Cluster, topic: str) -> list[int]:
     """Return the numbers of a topic's partitions."""
     assert cluster.watch is not None
-    return sorted(number for (name, _), (_, number) in cluster.watch.indexes.items() if name == topic)
+    return sorted(
+        number for (name, _), (_, number) in cluster.watch.indexes.items() if name == topic
+    )

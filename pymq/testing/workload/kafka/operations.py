@@ -239,7 +239,9 @@ class KafkaOperations:
 
     def _is_read(self) -> bool:
         return all(
-            self._is_at_end(reader, place) for reader in self._readers() for place in reader.positions
+            self._is_at_end(reader, place)
+            for reader in self._readers()
+            for place in reader.positions
         )
 
     def _is_at_end(self, reader: KafkaReaderApp, place: Place) -> bool:
@@ -320,4 +322,3 @@ class KafkaOperations:
             if history is not None and not history.losses and starts.get(place, start) < start:
                 what = f"{place} begins at {starts[place]}, and {start} was acknowledged"
                 self.watch.fail("deleted-stays-deleted", what)
-

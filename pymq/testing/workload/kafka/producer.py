@@ -164,7 +164,6 @@ class KafkaProducerApp:
             under_way += 1
 
     def _send(self, line: PartitionLine, batch: SentBatch) -> None:
-        topic, _ = batch.place
         batch.is_under_way = batch.may_be_written = True
         self._ask(batch, batch.data, lambda answer: self._answered(line, batch, answer))
 
@@ -225,7 +224,9 @@ class KafkaProducerApp:
             self._fail(line, batch, FINAL[code]("refused"), is_sure=is_first)
         elif code == Code.DUPLICATE_SEQUENCE_NUMBER:
             if batch.is_first_attempt and not self._has_lost(batch):
-                what = f"{batch.place}: sequence {batch.sequence} of epoch {batch.epoch} is no repeat"
+                what = (
+                    f"{batch.place}: sequence {batch.sequence} of epoch {batch.epoch} is no repeat"
+                )
                 self.client.fail("sequences-are-kept", what)
             self._fail(line, batch, DeliveryTimeout("written before, nobody knows where"))
         else:
@@ -244,10 +245,11 @@ class KafkaProducerApp:
         last = line.acked
         is_same = last is not None and last.epoch == batch.epoch and self.is_idempotent
         is_later = last is None or not is_same or batch.sequence > last.sequence
-        if last is not None and is_same and is_later != (base > line.base):
-            if not self._has_lost(batch):
-                what = f"{batch.place}: sequence {batch.sequence} is at {base}, and {last.sequence} at"
-                self.client.fail("offsets-follow-sequences", f"{what} {line.base}")
+        is_odd = last is not None and is_same and is_later != (base > line.base)
+        if last is not None and is_odd and not self._has_lost(batch):
+            what = f"{batch.place}: sequence {batch.sequence} is at {base}, and"
+            what = f"{what} {last.sequence} is at {line.base}"
+            self.client.fail("offsets-follow-sequences", what)
         if is_later:
             line.acked, line.base = batch, base
         for number, sent in enumerate(batch.sent):
@@ -335,7 +337,11 @@ class KafkaProducerApp:
         is_new = answer.producer_id != self._producer
         if not is_new and answer.producer_epoch <= self._epoch:
             self.client.fail("epochs-of-producers-rise", f"{self._epoch} and then {answer}")
-        self._producer, self._epoch, self.is_bumping = answer.producer_id, answer.producer_epoch, False
+        self._producer, self._epoch, self.is_bumping = (
+            answer.producer_id,
+            answer.producer_epoch,
+            False,
+        )
         for line in self.lines.values():
             self._pump(line)
 
