@@ -348,7 +348,6 @@ def _run_plan(plan: Plan, waive: Collection[str], result: Result, *, trace: bool
     if plan.kafka:
         # Loaded before the limits of these modules are set.
         import_module("pymq.testing.workload.kafka.operations")
-    run: SimulationRun | None = None
     try:
         with limited(plan.limits):
             run = SimulationRun(plan, waive)

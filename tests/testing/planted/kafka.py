@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 import attrs
 
-from pymq.controller.transitions import request_plans
+from pymq.controller.transitions import blocks, request_plans
 from pymq.core.batch.header import KAFKA_FORMAT
 from pymq.core.block import idempotence
 from pymq.core.block.idempotence import ProducerState
@@ -19,13 +19,14 @@ from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.kafka.reconciled.group import ReconciledGroup
 from pymq.core.group.kafka.reconciled.member import ReconcilingMember
 from pymq.core.message import Produce
-from pymq.core.types import AckMode
+from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ProducerFenced
 from pymq.kafka import door, frames
 from pymq.kafka.connection import KafkaConnection
 from pymq.kafka.door import KafkaDoor
 from pymq.kafka.gate import KafkaGate
 from pymq.kafka.handlers import delete_records, fetch, produce
+from pymq.kafka.shared.conversation import Pause
 from pymq.kafka.shared.fetch_sessions import FetchSession, FetchSessions
 from tests.testing.planted.bug import bug, plant
 
@@ -143,7 +144,7 @@ bug(
     AREA,
     "a connection that was full once is never read again",
     "own; epoll without the event that was removed",
-    RUNS,
+    "kafka-narrow",
 )
 _FULL = WeakSet[KafkaConnection]()
 
@@ -175,7 +176,7 @@ bug(
     AREA,
     "the door reads on from a connection that has too many requests or answers",
     "CVE-2019-9511 and others: answers that nobody reads",
-    RUNS,
+    "kafka-narrow",
 )
 
 
@@ -193,7 +194,7 @@ def read_when_full(send: Any, self: KafkaDoor, client: Any) -> None:
 bug(
     "kafka-frame-split-wrongly",
     AREA,
-    "bytes of the next frame that come with the length of a frame are lost",
+    "the bytes of a frame that come together with its length are lost",
     "own",
     RUNS,
 )
@@ -201,9 +202,10 @@ bug(
 
 @plant("kafka-frame-split-wrongly", frames.FrameReader, "received")
 def split_wrongly(received: Any, self: frames.FrameReader, count: int) -> Any:
+    before = self._large
     found = received(self, count)
-    if found and self._large is not None:
-        self._filled = 0  # The part that came with an earlier frame.
+    if before is None and self._large is not None:
+        self._filled = 0
     return found
 
 
@@ -414,8 +416,8 @@ bug(
 def goes_back(delete: Any, draft: Any, m: Any) -> None:
     image = draft.image.partition(m.topic, m.partition)
     if m.before < image.node.log_start:
-        name = request_plans.TopicPartition(m.topic, m.partition)
-        request_plans.blocks.change(draft, name, log_start=m.before)
+        name = TopicPartition(m.topic, m.partition)
+        blocks.change(draft, name, log_start=m.before)
         return
     delete(draft, m)
 
@@ -440,6 +442,6 @@ def answered_early(
             pause = steps.send(answer)
         except StopIteration as stop:
             return stop.value
-        if isinstance(pause, delete_records.Pause):
+        if isinstance(pause, Pause):
             return 0
         answer = yield pause

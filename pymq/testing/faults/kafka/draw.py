@@ -93,12 +93,12 @@ def _draw_ops(plan: Plan, rng: Random, topics: list[dict[str, Any]], compacted: 
         lambda: client("send", *place(), rng.choice([1, 1, 2, 10]), size),
     )
     often(
-        log_uniform(rng, 0.3, 3),
+        log_uniform(rng, 0.1, 1),
         lambda: client("forge", rng.choice(["gap", "zombie", "repeat"]), *place()),
     )
-    often(log_uniform(rng, 0.5, 5), lambda: client("bump"))
-    often(log_uniform(rng, 0.5, 5), lambda: client("odd"))
-    often(log_uniform(rng, 0.5, 5), lambda: client("stale", rng.random() < 0.5))
+    often(log_uniform(rng, 0.3, 3), lambda: client("bump"))
+    often(log_uniform(rng, 0.2, 2), lambda: client("odd"))
+    often(log_uniform(rng, 0.2, 2), lambda: client("stale", rng.random() < 0.5))
     if rng.random() < 0.5:
         often(
             log_uniform(rng, 1, 10),

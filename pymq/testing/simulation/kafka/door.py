@@ -12,7 +12,7 @@ from __future__ import annotations
 import selectors
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka.batch import crc32c_function
@@ -208,12 +208,12 @@ class SimulatedDoor:
             asks_brokers=True,
         )
         self.gate.host, self.gate.name = host, self.name
-        self._listener: Any = ListeningSocket(self)
-        self._selector: Any = StreamSelector()
+        self._listener = ListeningSocket(self)
+        self._selector = StreamSelector()
         self.door = KafkaDoor(
-            [KafkaListener(self.name, self.gate, self._listener)],
+            [KafkaListener(self.name, self.gate, cast(Any, self._listener))],
             lambda: None,
-            selector=self._selector,
+            selector=cast(Any, self._selector),
             clock=lambda: host.clock() / 1000,
         )
         self.gate.failed = self._failed

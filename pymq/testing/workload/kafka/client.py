@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.kafka.codes import Code
 from pymq.kafka.wire import messages as k
@@ -92,6 +93,8 @@ class SimKafkaClient:
         self._wanted: dict[str, None] = {}
         self._is_loading = False
         self.when_known: list[Callable[[], None]] = []
+        self.readers = 0  # how many were made
+        self.calm_at = NEVER  # from when on each request must be answered in time
 
     @property
     def is_up(self) -> bool:
@@ -148,6 +151,7 @@ class SimKafkaClient:
             if self.is_up:
                 then(answer)
 
+        wire.calm_at = self.calm_at
         wire.ask(name, self.version(name), body, answered, wait_us)
 
     def check_code(self, code: int, where: str) -> int:

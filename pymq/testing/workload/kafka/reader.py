@@ -51,7 +51,11 @@ class KafkaReaderApp:
         self._sessions: dict[str, SessionOfClient] = {}
         self._fetching: dict[str, None] = {}
         self._finding: dict[Place, None] = {}
-        self._line = "" if client.config.get("shared") else "f"
+        # A fetch that waits is answered as soon as another request comes, so each reader has a
+        # connection of its own; one may share that of the producer.
+        client.readers += 1
+        is_shared = client.config.get("shared") and client.readers == 1
+        self._line = "" if is_shared else f"f{client.readers}"
         self._is_odd = False  # the next fetch has an epoch that its session has not
         self._is_waiting = False
         self.is_stopped = False
@@ -242,7 +246,7 @@ class KafkaReaderApp:
         if refused:
             self._wait(refused)
         else:
-            self.client.later(1_000, self.go_on)
+            self.client.later(1_000 if answered else 20_000, self.go_on)
 
     def _take(self, place: Place, asked: int, part: k.FetchResponsePartitionData) -> bool:
         """Take in the records of a partition; returns whether it was refused."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pymq.core.batch.columns import Buffer
+from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.kafka.wire import codec
 from pymq.kafka.wire.schema import schemas
@@ -59,6 +60,7 @@ class WaitingRequest:
     name: str
     version: int
     then: Then
+    asked: int
     due: int  # when the client gives the connection up
 
 
@@ -91,6 +93,7 @@ class KafkaWire:
         self._sending = bytearray()
         self._last = 0
         self._is_reading = False
+        self.calm_at = NEVER  # from when on each request must be answered in time
         self.is_over = False
         self._end: StreamEnd = streams.connect(owner, address, self._notified)
 
@@ -100,8 +103,9 @@ class KafkaWire:
             self._world.after(0, lambda a, b: then(None))
             return
         self._last += 1
-        due = self._world.now + wait_us
-        self._waiting.append(WaitingRequest(self._last, name, version, then, due))
+        now = self._world.now
+        due = now + wait_us
+        self._waiting.append(WaitingRequest(self._last, name, version, then, now, due))
         self._sending += encode_request(name, version, self._last, self._owner, body)
         self._send()
         self._world.at(due, self._look)
@@ -190,5 +194,11 @@ class KafkaWire:
 
     def _look(self, _: object, __: object) -> None:
         """Give the connection up if its oldest request waits too long."""
-        if not self.is_over and self._waiting and self._waiting[0].due <= self._world.now:
-            self.close()
+        if self.is_over or not self._waiting or self._waiting[0].due > self._world.now:
+            return
+        first = self._waiting[0]
+        if first.asked >= self.calm_at:
+            self._fail(
+                "answers-come", f"{self.address} does not answer {first.name} of {self._owner}"
+            )
+        self.close()
