@@ -106,6 +106,12 @@ class SimKafkaClient:
         last = schemas()[f"{name}Request"].versions[1]
         return OLD.get(name, last) if self.config.get("versions") == "old" else last
 
+    def hurry(self, since: int) -> None:
+        """Read at full speed, and demand an answer to each request from *since* on."""
+        self.calm_at, self.config = since, {**self.config, "slow": 0}
+        for wire in self._wires.values():
+            wire.slow = 0
+
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
         """Do something after a while, if the process still runs then."""
         self.world.after(delay_us, lambda a, b: action() if self.is_up else None)

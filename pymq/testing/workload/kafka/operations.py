@@ -206,7 +206,7 @@ class KafkaOperations:
         last = self._last = KafkaProcess(self, LAST, config)
         clients = [each.client for each in (last, *self._processes.values())]
         for client in clients:
-            client.calm_at = self.cluster.world.now
+            client.hurry(self.cluster.world.now)
         other = KafkaProducerApp(last.client, self.history, self.answers, acks=1)
         sent = []
         for topic in self._plan.topics:

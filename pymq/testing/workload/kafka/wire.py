@@ -87,7 +87,7 @@ class KafkaWire:
         self._owner = owner
         self.address = address
         self._fail = fail
-        self._slow = slow
+        self.slow = slow
         self._waiting: deque[WaitingRequest] = deque()
         self._received = bytearray()
         self._sending = bytearray()
@@ -133,7 +133,7 @@ class KafkaWire:
         if not self._is_reading and not self.is_over:
             self._is_reading = True
             # An application reads a little later than its kernel.
-            self._world.after(50_000 if self._slow else 20, self._read)
+            self._world.after(50_000 if self.slow else 20, self._read)
 
     def _send(self) -> None:
         try:
@@ -150,7 +150,7 @@ class KafkaWire:
         if self.is_over:
             return
         try:
-            data = self._end.read(self._slow or READ_BYTES)
+            data = self._end.read(self.slow or READ_BYTES)
         except BlockingIOError:
             return
         except ConnectionResetError:
