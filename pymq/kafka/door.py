@@ -96,10 +96,18 @@ class _Client:
 class KafkaDoor:
     """The sockets; one thread at a time calls it, and *ring* makes that thread call it again."""
 
-    def __init__(self, listeners: Sequence[KafkaListener], ring: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[KafkaListener],
+        ring: Callable[[], None],
+        *,
+        selector: selectors.DefaultSelector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.listeners = listeners
         self._ring = ring
-        self._selector = selectors.DefaultSelector()
+        self._clock = clock  # in seconds
+        self._selector = selector if selector is not None else selectors.DefaultSelector()
         self._clients: dict[KafkaConnection, _Client] = {}
         self._news: deque[KafkaConnection] = deque()  # connections that a gate has something for
         self._arrived: list[tuple[_Client, memoryview]] = []
@@ -176,7 +184,7 @@ class KafkaDoor:
             client.listener.gate.disconnected(client.connection)
         for found, host, listener in accepted:
             connection = listener.gate.connected(host)
-            client = _Client(found, listener, connection, heard_at=time.monotonic())
+            client = _Client(found, listener, connection, heard_at=self._clock())
             self._clients[connection] = client
             self._selector.register(found, _READ, client)
         for client, frame in arrived:
@@ -192,7 +200,7 @@ class KafkaDoor:
             client = self._clients.get(self._news.popleft())
             if client is not None and not client.is_gone:
                 self._send(client)
-        self._look(time.monotonic())
+        self._look(self._clock())
 
     def shut(self) -> None:
         """Close all sockets."""
@@ -227,7 +235,7 @@ class KafkaDoor:
             return
         except OSError:
             # The process has no descriptors left: accept no connections for a while.
-            self._rests_until = time.monotonic() + REST_S
+            self._rests_until = self._clock() + REST_S
             self._selector.unregister(listener.socket)
             return
         if len(self._clients) + len(self._accepted) >= CONNECTIONS_MAX:
@@ -242,7 +250,7 @@ class KafkaDoor:
         """Receive the bytes that have arrived, up to a limit; returns the complete frames."""
         frames: list[memoryview] = []
         left = READ_BYTES
-        client.heard_at = time.monotonic()
+        client.heard_at = self._clock()
         try:
             while left > 0 and len(frames) < REQUESTS_MAX:
                 buffer = client.reader.buffer()

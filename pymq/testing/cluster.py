@@ -41,6 +41,7 @@ from pymq.testing.trace import line
 
 if TYPE_CHECKING:
     from pymq.testing.faults.nemesis import Nemesis
+    from pymq.testing.simulation.kafka.streams import StreamNetwork
 
 SLICE_US = 2_000  # virtual time between two checks of a predicate
 START_S = 30.0
@@ -105,6 +106,14 @@ class Cluster:
             )
         for host in (*self.zkservers.values(), *self.brokers.values()):
             self._adopt(host)
+        self.streams: StreamNetwork | None = None
+        if k.kafka:
+            # Imported on demand: most simulations have no clients of Kafka.
+            from pymq.testing.simulation.kafka.streams import StreamNetwork
+
+            self.streams = StreamNetwork(self.world, self.network, k.stream_bytes)
+            for broker in self.brokers.values():
+                broker.streams = self.streams
 
     def _number(self) -> int:
         return 1 + len(self.zkservers) + len(self.brokers) + len(self.clients)

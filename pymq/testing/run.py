@@ -13,6 +13,8 @@ import traceback
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from pymq.client.router import Call
 from pymq.core import message as msg
@@ -27,6 +29,7 @@ from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.cluster import Cluster, NotReached
 from pymq.testing.faults.hostile import NAME as HOSTILE
 from pymq.testing.faults.hostile import Hostile
+from pymq.testing.faults.kafka.draw import NAME as KAFKA
 from pymq.testing.faults.limits import limited
 from pymq.testing.faults.nemesis import Nemesis
 from pymq.testing.faults.plan import SCRATCH, Plan
@@ -38,6 +41,9 @@ from pymq.testing.workload.liveness import HEAL_S, Liveness, Waived
 from pymq.testing.workload.promises import TopicPromises
 from pymq.testing.workload.queues.operations import KINDS, QueueOperations
 from pymq.testing.workload.service import Service
+
+if TYPE_CHECKING:
+    from pymq.testing.workload.kafka.operations import KafkaOperations
 
 LOOKS = 5  # how often administrators look for partitions to recover, once a second
 
@@ -78,6 +84,7 @@ class SimulationRun:
         self.boss: Application | None = None  # the client of the administrators
         self.nemesis: Nemesis | None = None
         self.hostile: Hostile | None = None
+        self.kafka: KafkaOperations | None = None
         self._is_made: dict[str, bool] = {}
         self._liveness = Liveness(self.world, waive)
         self._convergence = Convergence(self.cluster, self.watch, plan, self.apps)
@@ -115,6 +122,11 @@ class SimulationRun:
         for index, config in enumerate(self.plan.apps):
             self.apps[f"app-{index}"] = self._app(f"app-{index}", config)
             self.apps[f"app-{index}"].begin()
+        if self.plan.kafka:
+            from pymq.testing.workload.kafka.operations import KafkaOperations
+
+            self.kafka = KafkaOperations(self.cluster, self.watch, self.plan, self.history)
+            self.kafka.begin()
         base = self.world.now
         if any(step[1] == HOSTILE for step in self.plan.faults):
             self.hostile = self._hostile()
@@ -150,8 +162,10 @@ class SimulationRun:
         self.queues.kill_all()
 
     def _check_reads(self) -> None:
-        self._final.check_reads()
+        values, starts = self._final.check_reads()
         self.queues.check()
+        if self.kafka is not None:
+            self.kafka.check(values, starts)
 
     def _check_survivor(self) -> None:
         if self.nemesis is not None and not self.waived:
@@ -206,6 +220,12 @@ class SimulationRun:
                 app.do(step)
         elif step[1] in KINDS:
             self.queues.do(step)
+        elif step[1] == KAFKA:
+            if self.kafka is not None:
+                self.kafka.do(step)
+        elif step[1] == "delete_native":
+            if self.kafka is not None and self.boss is not None:
+                self.kafka.delete_natively(self.boss, step)
         elif self.boss is not None:
             self.boss.administrate(step)
 
@@ -242,6 +262,10 @@ class SimulationRun:
         if self.plan.restart != "none":
             self.cluster.clients["boss"].die()
             self.boss = self._app("boss", {})
+        if self.kafka is not None:
+            if self.plan.restart != "none":
+                self.kafka.kill_all()
+            self.kafka.begin()
         self._liveness.until(self.cluster.is_ready, "zkserver-comes-back")
         self._recover()
         self._liveness.until(lambda: self.history.pending == 0, "sends-are-answered")
@@ -268,6 +292,8 @@ class SimulationRun:
             "delayed-are-delivered",
         )
         self.queues.settle(self._liveness)
+        if self.kafka is not None:
+            self.kafka.settle(self._liveness)
         left = self.nemesis.disks.left if self.nemesis is not None else None
         self._liveness.until(lambda: self._convergence.is_converged(left), "replicas-converge")
 
@@ -319,6 +345,9 @@ def run_plan(
 
 def _run_plan(plan: Plan, waive: Collection[str], result: Result, *, trace: bool) -> None:
     run: SimulationRun | None = None
+    if plan.kafka:
+        # Loaded before the limits of these modules are set.
+        import_module("pymq.testing.workload.kafka.operations")
     try:
         with limited(plan.limits):
             run = SimulationRun(plan, waive)

@@ -75,9 +75,17 @@ class _Search:
             for key, item in app.items():
                 if item not in (None, 0.0) and key in ("readers", "groups", "nack", "forget"):
                     self._try_app(index, {**self.plan.apps[index], key: type(item)()})
+        for index, config in enumerate(self.plan.kafka):
+            for key in ("readers", "groups"):
+                if config[key]:
+                    self._try_kafka(index, {**self.plan.kafka[index], key: []})
         for smaller in (1, 2):
             if smaller < self.plan.zkservers:
                 self.try_plan(self.plan.copy(zkservers=smaller))
+
+    def _try_kafka(self, index: int, config: dict[str, Any]) -> None:
+        found = [*self.plan.kafka[:index], config, *self.plan.kafka[index + 1 :]]
+        self.try_plan(self.plan.copy(kafka=found))
 
     def _try_app(self, index: int, app: dict[str, Any]) -> None:
         apps = [*self.plan.apps[:index], app, *self.plan.apps[index + 1 :]]

@@ -130,6 +130,10 @@ class FetchHandler:
         """Answer a fetch if it has data or an error; returns whether it was answered."""
         partition = self._partition
         start, high = self.log_start, partition.opened.offsets.high_watermark
+        if m.offset == BEGIN and m.max_bytes <= 0 and partition.leads:
+            # The metadata has the start of the log; the leader may not hold the block there.
+            self._host.reply(source, self._answer(m, offset, self._unable), now)
+            return True
         error = self._unreadable(m.offset, offset)
         if error is None and not start <= offset <= max(high, partition.opened.offsets.end):
             mark("serving.out_of_range")

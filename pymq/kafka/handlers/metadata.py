@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.message import Answer, CreateTopic, GetMetadata, ListTopics
+from pymq.core.message import Answer, CreateTopic, GetMetadata
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import OFFSETS_TOPIC, AckMode, check_name, is_internal
 from pymq.errors import InvalidName, NoBrokers, NotEnoughBrokers, PymqError, UnknownTopic
@@ -12,7 +12,13 @@ from pymq.hash.partitioner import key_partition
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.shared.controllers import ask_controller, load_brokers
 from pymq.kafka.shared.conversation import GateContext, KafkaCall, Pause, Steps
-from pymq.kafka.shared.topic_cache import NO_ID, id_bytes, load_topic
+from pymq.kafka.shared.topic_cache import (
+    NO_ID,
+    id_bytes,
+    load_all,
+    load_topic,
+    topic_names,
+)
 from pymq.kafka.wire.messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -60,7 +66,7 @@ def metadata(context: GateContext, m: MetadataRequest, call: KafkaCall) -> Steps
         if topic_id != NO_ID:
             known = context.topics.name(topic_id)
             if known is None:
-                yield from _load_all(context)
+                yield from load_all(context)
                 known = context.topics.name(topic_id)
             if known is None:
                 answer.topics.append(_refused("", topic_id, Code.UNKNOWN_TOPIC_ID))
@@ -75,23 +81,6 @@ def _admin_broker(context: GateContext) -> int:
     endpoints = context.endpoints
     mine = endpoints.get(context.me)
     return mine.node if mine is not None else min((e.node for e in endpoints.values()), default=-1)
-
-
-def topic_names(context: GateContext) -> Steps:
-    """Return the names of all topics that Kafka's clients see, or the error."""
-    found = yield from ask_controller(context, ListTopics)
-    if not isinstance(found, Answer) or not isinstance(found.result, tuple):
-        return found.error
-    return [name for name in found.result if isinstance(name, str) and not is_internal(name)]
-
-
-def _load_all(context: GateContext) -> Steps:
-    """Load all topics, so that their ids are known."""
-    names = yield from topic_names(context)
-    if isinstance(names, list):
-        for name in names:
-            if context.topics.get(name) is None:
-                yield from load_topic(context, name)
 
 
 def _topic(context: GateContext, name: str, creates: bool) -> Steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from pymq.core.message import Answer, GetMetadata
+from pymq.core.message import Answer, GetMetadata, ListTopics
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import is_internal
 from pymq.errors import PymqError, UnknownTopic
@@ -17,6 +17,7 @@ from pymq.kafka.shared.controllers import ask_controller
 from pymq.kafka.shared.conversation import GateContext, Wait
 
 TOPICS_MAX = 10_000
+LIST_MS = 1_000  # between two lists of topics, for ids that may belong to no topic
 NO_ID = bytes(16)
 
 
@@ -31,6 +32,7 @@ class TopicCache:
     def __init__(self) -> None:
         self._topics: dict[str, TopicMetadata] = {}
         self._names: dict[bytes, str] = {}
+        self.listed_at = -LIST_MS
 
     def put(self, metadata: TopicMetadata) -> None:
         """Store the metadata that the zkserver returned."""
@@ -68,12 +70,39 @@ def load_topic(context: GateContext, name: str) -> Generator[Wait, Any, TopicMet
     return error
 
 
+def topic_names(context: GateContext) -> Generator[Wait, Any, list[str] | PymqError]:
+    """Return the names of all topics that Kafka's clients see, or the error."""
+    found = yield from ask_controller(context, ListTopics)
+    if not isinstance(found, Answer) or not isinstance(found.result, tuple):
+        error: PymqError = found.error
+        return error
+    return [name for name in found.result if isinstance(name, str) and not is_internal(name)]
+
+
+def load_all(context: GateContext, pause_ms: int = 0) -> Generator[Wait, Any, None]:
+    """Load all topics, so that their ids are known; not again within *pause_ms*."""
+    if context.now < context.topics.listed_at + pause_ms:
+        return
+    context.topics.listed_at = context.now
+    names = yield from topic_names(context)
+    if isinstance(names, list):
+        for name in names:
+            if context.topics.get(name) is None:
+                yield from load_topic(context, name)
+
+
 def find_topic(
     context: GateContext, name: str, topic_id: bytes = NO_ID
 ) -> Generator[Wait, Any, TopicMetadata | PymqError | None]:
-    """Return a topic by its id, or else its name; None if the id is unknown."""
+    """Return a topic by its id, or else its name; None if the id is unknown.
+
+    A client may have the id from another broker, so the gate looks for ids that it does not know.
+    """
     if topic_id != NO_ID:
         found = context.topics.name(topic_id)
+        if found is None:
+            yield from load_all(context, LIST_MS)
+            found = context.topics.name(topic_id)
         if found is None:
             return None
         name = found

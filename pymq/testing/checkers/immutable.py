@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pymq.coord import paths
 from pymq.coord.tree import CommitPlan
-from pymq.core.batch.header import COMPACTED, DELAYED_COPY, Header
+from pymq.core.batch.header import COMPACTED, DELAYED_COPY, KAFKA_FORMAT, Header
 from pymq.core.metadata.coordination import Commit
 from pymq.core.metadata.nodes import BlockNode, TopicNode, decode_node
 from pymq.core.types import OFFSETS_TOPIC, BlockId
@@ -123,8 +123,12 @@ class Immutable(Checker):
             return
         producer, sequence = header.producer_id, header.base_sequence
         known = history.sequences.get(producer)
-        # A later epoch of a producer continues the sequences of the previous one.
+        # A later epoch of a producer continues the sequences of the previous one; with Kafka's
+        # producers it begins at 0.
         is_on = known is None or (sequence == known[1] and header.producer_epoch >= known[0])
+        if known is not None and header.body_format == KAFKA_FORMAT:
+            is_later = header.producer_epoch > known[0]
+            is_on = sequence == (0 if is_later else known[1]) and header.producer_epoch >= known[0]
         if known is not None and not is_on and not self._is_new(block, header, known):
             is_repeat = sequence < known[1] and header.producer_epoch >= known[0]
             self.fail(

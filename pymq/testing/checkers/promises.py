@@ -63,20 +63,12 @@ class AnswerRules(Checker):
         self._floors: dict[tuple[Name, int], tuple[int, int]] = {}
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
-        if isinstance(message, Produce) and isinstance(process, ClientHost):
-            header, name = message.batch.header, self._name(message.topic, message.partition)
-            self._sent[header.batch_crc] = header.count
-            if header.producer_id < 0:
-                self._batches[header.batch_crc] = message.batch
-            floor, losses = self._ends.get(name, (0, 0))
-            # For a batch that is sent again, the time of its first sending counts.
-            floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
-            history = self.watch.history_of(message.topic, message.partition)
-            if history is not None and history.losses != losses:
-                floor = 0
-            self._asked[source, message.id] = AskedRequest(
-                message.topic, message.partition, message.acks, header, name, floor
-            )
+        if isinstance(message, Produce):
+            # A broker's gate sends the batches of Kafka's clients.
+            if isinstance(process, ClientHost) or source == f"{process.name}.kafka":
+                self._asked[source, message.id] = self.expect(
+                    message.topic, message.partition, message.acks, message.batch
+                )
         elif isinstance(message, Produced) and isinstance(process, BrokerHost):
             asked = self._asked.get((peer, message.id))
             if asked is not None and message.error is None:
@@ -87,6 +79,22 @@ class AnswerRules(Checker):
             copy = self._copies.get((peer, message.id))
             if copy is not None and message.error is None:
                 self._check_copied(process, peer, *copy)
+
+    def expect(
+        self, topic: str, partition: str, acks: AckMode, batch: EncodedBatch
+    ) -> AskedRequest:
+        """Note a batch that a client sends, for the first time or again."""
+        header, name = batch.header, self._name(topic, partition)
+        self._sent[header.batch_crc] = header.count
+        if header.producer_id < 0:
+            self._batches[header.batch_crc] = batch
+        floor, losses = self._ends.get(name, (0, 0))
+        # For a batch that is sent again, the time of its first sending counts.
+        floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
+        history = self.watch.history_of(topic, partition)
+        if history is not None and history.losses != losses:
+            floor = 0
+        return AskedRequest(topic, partition, acks, header, name, floor)
 
     def _copy(self, message: Copy) -> list[int]:
         """Note the batches of a client's copy request; return their CRCs."""
@@ -163,25 +171,30 @@ class AnswerRules(Checker):
         if asked is not None and message.error is None and asked.header.producer_id < 0:
             batch = self._batches[asked.header.batch_crc]
             self._placed[asked.topic, asked.partition, message.base_offset] = batch
-        if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
+        if asked is not None and message.error is None:
+            self.heard(asked, message.base_offset, peer)
+
+    def heard(self, asked: AskedRequest, base_offset: int, peer: str) -> None:
+        """Check the offset that a client is told for its batch."""
+        if asked.acks is not AckMode.RAFT:
             return  # the loss of the leader may lose records that no other broker has
         history = self.watch.history_of(asked.topic, asked.partition)
         if history is None:
             return
-        place = f"{asked.topic}/{asked.partition} at {message.base_offset}"
-        known = history.batch_at(message.base_offset)
+        place = f"{asked.topic}/{asked.partition} at {base_offset}"
+        known = history.batch_at(base_offset)
         if known is None or known.batch_crc != asked.header.batch_crc:
             if not history.losses:
                 self.fail("acked-is-committed", f"{peer} is told that its batch is in {place}")
-        elif known.base_offset != message.base_offset:
+        elif known.base_offset != base_offset:
             self.fail("acked-is-committed", f"{peer} is told the wrong offset: {place}")
         name = self._name(asked.topic, asked.partition)
-        if message.base_offset < asked.floor and name == asked.name and not history.losses:
+        if base_offset < asked.floor and name == asked.name and not history.losses:
             self.fail(
                 "realtime-order",
                 f"{place} was sent after offset {asked.floor - 1} had been acknowledged",
             )
-        end = message.base_offset + asked.header.span
+        end = base_offset + asked.header.span
         if end > self._ends.get(name, (0, 0))[0] or self._ends[name][1] != history.losses:
             self._ends[name] = (end, history.losses)
 

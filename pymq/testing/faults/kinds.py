@@ -45,8 +45,12 @@ PROFILES: dict[str, list[str]] = {
     "coordinator": "expire suspend slow_coordinator uncertain crash_zk crash_all pause".split(),
     # A hostile client is not among the kinds: see pymq.testing.faults.hostile.
     "hostile": "crash boundary pause isolate cut reset late duplicate".split(),
+    # Clients of Kafka are not among the kinds: see pymq.testing.faults.kafka.
+    "kafka": """crash boundary crash_loop pause crash_zk isolate cut one_way clog slow_link reset
+        loss duplicate late reorder slow_disk expire""".split(),
 }
 HOSTILE_SHARE = 0.15  # the share of runs of profile "all" with a hostile client
+KAFKA_SHARE = 0.15  # the share of those with clients of Kafka
 
 
 # The profiles of a soak run, seed by seed; each profile concentrates on one way of failing.

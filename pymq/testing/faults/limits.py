@@ -54,6 +54,16 @@ DELAY: Knobs = {
 }
 # Drawn separately: the letters of a round of a redrive.
 REDRIVE: Knobs = {"ROUND": ("pymq.client.redrive.", (1, 4))}
+# Drawn separately: bounds of Kafka's connections and of their fetch sessions.
+KAFKA: Knobs = {
+    "OUT_BYTES_MAX": ("pymq.kafka.", (1, 5_000)),
+    "REQUESTS_MAX": ("pymq.kafka.", (1, 3)),
+    "SCRATCH_BYTES": ("pymq.kafka.", (16, 100)),
+    "READ_BYTES": ("pymq.kafka.", (1, 1_000)),
+    "ROUND_BYTES": ("pymq.kafka.", (1, 1_000)),
+    "SESSIONS_MAX": ("pymq.kafka.", (1, 2)),
+    "SLICE": ("pymq.kafka.", (1, 10)),
+}
 # The value in most runs that draw none of the constants above; a few runs have the usual value.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
@@ -91,6 +101,13 @@ def draw_redrive(rng: Random) -> dict[str, int]:
     return _draw_half(REDRIVE, rng)
 
 
+def draw_kafka_limits(rng: Random) -> dict[str, int]:
+    """Draw each bound of Kafka's connections with a probability of one third."""
+    return {
+        name: rng.choice(choices) for name, (_, choices) in KAFKA.items() if rng.random() < 1 / 3
+    }
+
+
 def _draw_half(table: Knobs, rng: Random) -> dict[str, int]:
     return {
         name: rng.choice(choices) for name, (_, choices) in table.items() if rng.random() < 1 / 2
@@ -107,7 +124,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
     before: list[tuple[ModuleType, str, int]] = []
     try:
         for name, number in limits.items():
-            package, _ = (LIMITS | SPREAD | TURNS | DELAY | REDRIVE)[name]
+            package, _ = (LIMITS | SPREAD | TURNS | DELAY | REDRIVE | KAFKA)[name]
             places = [
                 module
                 for path, module in list(sys.modules.items())

@@ -17,8 +17,10 @@ import attrs
 from pymq.core.counts import plural
 from pymq.core.values import Factory, define
 from pymq.testing.faults.hostile import draw_hostile
+from pymq.testing.faults.kafka.draw import draw_kafka
 from pymq.testing.faults.kinds import (
     HOSTILE_SHARE,
+    KAFKA_SHARE,
     ROTATION,
     Faults,
     FaultSchedule,
@@ -56,6 +58,7 @@ class Plan:
     apps: list[dict[str, Any]] = Factory(list)
     ops: list[Step] = Factory(list)
     faults: list[Step] = Factory(list)
+    kafka: list[dict[str, Any]] = Factory(list)  # clients of Kafka
 
     def describe(self) -> list[str]:
         """Return a description in lines of text."""
@@ -72,14 +75,15 @@ class Plan:
             f"limits {self.limits}",
         ]
         lines += [f"topic {topic}" for topic in self.topics]
-        return lines + [f"application {app}" for app in self.apps]
+        lines += [f"application {app}" for app in self.apps]
+        return lines + [f"client of Kafka {client}" for client in self.kafka]
 
     def to_json(self) -> str:
         """Return the plan as text, one step per line."""
         fields = attrs.asdict(self)
         parts = []
         for name, item in fields.items():
-            if name in ("ops", "faults", "topics", "apps"):
+            if name in ("ops", "faults", "topics", "apps", "kafka"):
                 rows = ",\n  ".join(json.dumps(row) for row in item)
                 parts.append(f'"{name}": [\n  {rows}\n]' if rows else f'"{name}": []')
             else:
@@ -120,9 +124,10 @@ def generate(
     if restart == "any":
         restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])
     rng = Random(mix(seed, "size"))
-    is_hostile = profile == "hostile"
+    is_hostile, is_kafka = profile == "hostile", profile == "kafka"
     if profile == "all":
         is_hostile = Random(mix(seed, "is hostile")).random() < HOSTILE_SHARE
+        is_kafka = Random(mix(seed, "is kafka")).random() < KAFKA_SHARE
         profile = ROTATION[seed % len(ROTATION)]
     if brokers is None:
         brokers = rng.choice([3, 3, 3, 5, 5, 4, 2, 1])
@@ -132,6 +137,8 @@ def generate(
     if is_hostile:
         faults = [*plan.faults, *draw_hostile(seed, plan.duration_us)]
         plan.faults = sorted(faults, key=lambda step: int(step[0]))
+    if is_kafka:
+        draw_kafka(plan)
     has_operator = Random(mix(seed, "operator")).random() < 0.5
     return plan.copy(restart=restart, operator=has_operator)
 

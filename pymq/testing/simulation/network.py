@@ -83,6 +83,8 @@ class Network:
         # the faults of links without faults of their own
         self.faults = faults if faults is not None else LinkFaults()
         self.on_change: list[Callable[[], None]] = []  # called after each cut or heal
+        # called with the names of a reset
+        self.on_reset: list[Callable[[str, str | None], None]] = []
         self._links: dict[tuple[str, str], NetworkLink] = {}
         self._receivers: dict[str, Receive] = {}
         self._cuts = 0
@@ -230,6 +232,8 @@ class Network:
             if name in (source, target) and (other is None or other in (source, target)):
                 link.generation += 1
                 link.last_at = 0
+        for callback in self.on_reset:
+            callback(name, other)
 
     def forget_incoming(self, name: str) -> None:
         """Lose the messages on their way to *name*: the process has died."""

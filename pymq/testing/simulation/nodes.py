@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pymq.broker.broker import BrokerMachine
 from pymq.broker.registration import BrokerConfig
@@ -25,6 +26,10 @@ from pymq.testing.simulation.probe import Look
 from pymq.testing.simulation.process import Crash, Process, dice
 from pymq.testing.simulation.remains import remains
 from pymq.testing.simulation.world import WALL_MS, World, mix
+
+if TYPE_CHECKING:
+    from pymq.testing.simulation.kafka.door import SimulatedDoor
+    from pymq.testing.simulation.kafka.streams import StreamNetwork
 
 
 @define
@@ -56,6 +61,9 @@ class Knobs:
     rates: Mapping[str, float] = Factory(dict)  # rates of clocks, by the name of the process
     restart_ms: int | None = None  # time until a dead process restarts; None: it does not restart
     check: bool = True  # whether safety is checked all the time
+    kafka: bool = False  # whether brokers listen for Kafka's clients
+    # bytes that fit into the buffers of each direction of a stream
+    stream_bytes: int = 1 << 16
     patience_s: float = 600.0  # a call without a timeout that waits for longer counts as stuck
 
 
@@ -108,6 +116,8 @@ class BrokerHost(SimulatedHost):
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: BrokerMachine | None = None
+        self.streams: StreamNetwork | None = None  # set if there are clients of Kafka
+        self.door: SimulatedDoor | None = None
         # the checkers' latest look at each of the broker's partitions
         self.looks: dict[TopicPartition, Look] = {}
         self.signs: dict[Partition, tuple[object, ...]] = {}  # the inputs of those looks
@@ -144,6 +154,7 @@ class BrokerHost(SimulatedHost):
             storage_id=self.storage_id,
             incarnation=self.incarnation,
             heartbeat_ms=self.knobs.heartbeat_ms,
+            kafka=f"{self.name}:9092" if self.streams is not None else "",
             wall_offset_ms=self.wall_offset_ms(),
             replication=ReplicationConfig(
                 self.knobs.ping_ms,
@@ -164,15 +175,34 @@ class BrokerHost(SimulatedHost):
         )
         self.loop.add_broker(self.name, self.broker, self.store)
         self.loop.wall_clock.follow(self.wall_ms, self.broker)
+        if self.streams is not None:
+            # Imported on demand: most simulations have no clients of Kafka.
+            from pymq.testing.simulation.kafka.door import SimulatedDoor
+
+            self.door = SimulatedDoor(self, self.streams)
 
     def hosts(self, key: tuple[str, int]) -> bool:
         """Whether the broker has a partition (topic id, index) and knows its log's end."""
         return any(look.block[:2] == key for look in self.looks.values())
 
+    def _turn(self) -> None:
+        door = self.door
+        if door is None:
+            super()._turn()
+            return
+        self.lag = self.turn_us
+        door.take()
+        super()._turn()
+        door.flush()
+        if door.has_more:
+            door.continue_soon()
+
     def die(self) -> None:
         """Die; only the disk is left."""
         super().die()
-        self.broker = self.store = None
+        if self.streams is not None and self.door is not None:
+            self.streams.died(self.name)
+        self.broker = self.store = self.door = None
         self.looks.clear()
         self.signs.clear()
 

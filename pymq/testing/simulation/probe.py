@@ -6,7 +6,7 @@ No other module of the simulator reads private attributes of machines.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymq.broker.broker import BrokerMachine
 from pymq.client.client import Client
@@ -25,6 +25,10 @@ from pymq.core.partition.partition import Partition
 from pymq.core.types import BlockId, TopicPartition
 from pymq.hash.partitioner import key_partition
 from pymq.replication.fetch import FetchReplicator
+
+if TYPE_CHECKING:
+    from pymq.kafka.connection import KafkaConnection
+    from pymq.kafka.door import KafkaDoor
 
 
 class Look(NamedTuple):
@@ -293,3 +297,31 @@ def has_settled(broker: BrokerMachine, group: str, now: int) -> bool:
     index = key_partition(group.encode(), coordinators._offsets_partitions)
     found = coordinators.by_index.get(index)
     return found is not None and found.offsets.is_loaded and now >= found._is_new_until
+
+
+def kafka_connection(door: KafkaDoor, socket: object) -> KafkaConnection | None:
+    """Return the connection of a door's socket; None if the gate does not know it yet."""
+    for connection, client in door._clients.items():
+        if client.socket is socket:
+            return connection
+    return None
+
+
+def is_reconciled_member(broker: BrokerMachine, group: str, member: str) -> bool:
+    """Whether a broker coordinates a group of KIP-848, and has a member."""
+    for coordinator in broker._coordinators.values():
+        kafka = coordinator._kafka
+        found = kafka._reconciled.groups.get(group) if kafka is not None else None
+        if found is not None and member in found.members:
+            return True
+    return False
+
+
+def reconciled_holdings(
+    broker: BrokerMachine,
+) -> Iterator[tuple[str, dict[str, frozenset[tuple[str, int]]]]]:
+    """Yield the groups of KIP-848 of a broker, and the partitions that each member holds."""
+    for coordinator in broker._coordinators.values():
+        groups = coordinator._kafka._reconciled.groups if coordinator._kafka is not None else {}
+        for name, group in groups.items():
+            yield name, {member: found.held for member, found in group.members.items()}

@@ -263,6 +263,11 @@ class Process(ABC):
             self._wake_at, self._wake_for = at, deadline
             self.world.at(at, self._wake_up, at, self.incarnation)
 
+    def wake_soon(self) -> None:
+        """Run the loop once the current turn is over."""
+        if self.loop is not None:
+            self._wake_by(max(self._busy_until, self.world.now + 1))
+
     def _wake_up(self, at: int, incarnation: int) -> None:
         loop = self.loop
         if at != self._wake_at or loop is None or incarnation != self.incarnation:

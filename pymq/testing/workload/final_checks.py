@@ -60,8 +60,11 @@ class FinalChecks:
         self._convergence = convergence
         self._promises = promises
 
-    def check_reads(self) -> None:
-        """Read every record once more and compare them with the answers to the applications."""
+    def check_reads(self) -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], int]]:
+        """Read every record once more and compare them with the answers to the applications.
+
+        Returns the number in each record by its place, and where each partition begins.
+        """
         host = self._cluster.add_client("auditor")
         host.start()
         auditor = Application(
@@ -98,6 +101,7 @@ class FinalChecks:
         }
         for sent in self._history.sent:
             self._check_sent(sent, seen, values, starts)
+        return values, starts
 
     def check_survivor(self, left: str | None) -> None:
         """Crash all brokers but one, whose committed records must be readable within a bound.

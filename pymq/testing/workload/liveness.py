@@ -13,7 +13,8 @@ LOOK_US = 50_000  # time between two checks
 # Rules about recovery after the end of the faults; a run may waive some of them.
 LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
     readers-reach-the-end groups-reach-the-end delayed-are-delivered replicas-converge auditor-reads
-    letters-go-back requests-are-answered no-responders-at-once readable-without-leader""".split()
+    letters-go-back requests-are-answered no-responders-at-once readable-without-leader
+    kafka-partitions-take-records kafka-readers-reach-the-end kafka-groups-reach-the-end""".split()
 
 
 class Waived(Exception):

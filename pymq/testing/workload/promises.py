@@ -30,6 +30,8 @@ class TopicPromises:
             name for name, config in configs if config.keys() & {"retention_bytes", "retention_ms"}
         }
         # Retention may remove copies of delayed records before all groups have got them.
+        shortened |= {op[4] for op in plan.ops if op[1] == "kafka" and op[3] == "delete"}
+        shortened |= {op[2] for op in plan.ops if op[1] == "delete_native"}
         self.kept_for_ever = {str(topic["name"]) for topic in plan.topics} - shortened
         # Topics that refuse large records.
         self.limited = {name for name, config in configs if "max_record_bytes" in config}

@@ -39,6 +39,7 @@ class Hunt:
     seconds: float
     knobs: dict[str, Any] = Factory(dict)  # settings of the cluster, instead of the plan's own
     acks: str | None = None  # ack mode of all topics, instead of the plan's own
+    limits: dict[str, int] = Factory(dict)  # beside those of the plan
 
     def run(self, seed: int) -> Result:
         """Carry out the run of one seed."""
@@ -50,6 +51,7 @@ class Hunt:
             seconds=self.seconds,
         )
         plan.knobs.update(self.knobs)
+        plan.limits.update(self.limits)
         if self.acks is not None:
             for topic in plan.topics:
                 topic["acks"], topic["replicas"] = self.acks, min(3, self.brokers)
@@ -75,6 +77,10 @@ HUNTS = {
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
     "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
     "hostile-3": Hunt(3, 1, "hostile", 5),
+    "kafka-1": Hunt(1, 1, "kafka", 5),
+    "kafka-3": Hunt(3, 2, "kafka", 4),
+    # Connections that are full with one request.
+    "kafka-narrow": Hunt(1, 1, "kafka", 4, limits={"REQUESTS_MAX": 1, "OUT_BYTES_MAX": 1}),
     # Brokers with short failure timeouts, and blocks that are replicated by fetching.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import attrs
 
 from pymq.core.group.coordinator import GroupCoordinator
-from pymq.core.message import Acquire, CommitOffset, Join, Message, Range, Settle, Settled
+from pymq.core.message import (
+    Acquire,
+    CommitClassic,
+    CommitOffset,
+    Join,
+    Message,
+    Range,
+    Settle,
+    Settled,
+)
 from pymq.core.types import OFFSETS_TOPIC, TopicPartition
 from pymq.core.values import value
 from pymq.testing.checkers.base import Checker, StoreWatch
@@ -36,7 +45,7 @@ class OffsetRules(Checker):
 
     rules = ("group-offset-monotone", "offset-covers-acks", "confirmed-offset-survives")
     sends = (Settled,)
-    receives = (Join, Acquire, Settle, CommitOffset)
+    receives = (Join, Acquire, Settle, CommitOffset, CommitClassic)
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
@@ -48,6 +57,8 @@ class OffsetRules(Checker):
         self._confirmed: dict[Shared, Confirmed] = {}
         # requests without a confirmation so far
         self._settles: dict[tuple[str, int], dict[Shared, Confirmed]] = {}
+        # groups of Kafka's clients, which may commit any offset
+        self._kafka: set[str] = set()
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, BrokerHost):
@@ -70,6 +81,8 @@ class OffsetRules(Checker):
                     del self._offsets[key]
                 self._confirmed.pop(shared, None)
                 self._cover(shared, (0, offset))
+            case CommitClassic(group=group):
+                self._kafka.add(group)
             case _:
                 pass
 
@@ -151,6 +164,8 @@ class OffsetRules(Checker):
         if host.broker is None:
             return
         for coordinator, group, topic, partition, leases in probe.all_leases(host.broker):
+            if group in self._kafka:
+                continue
             shared, offset = (group, topic, partition), leases.committed
             before = self._offsets.get((coordinator, shared))
             if offset == before:

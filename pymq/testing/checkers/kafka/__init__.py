@@ -1,0 +1,1 @@
+"""Rules about what Kafka's clients are told."""

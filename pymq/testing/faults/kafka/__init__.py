@@ -1,0 +1,1 @@
+"""Draws clients of Kafka for a plan."""

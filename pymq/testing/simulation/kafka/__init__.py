@@ -1,0 +1,1 @@
+"""The simulated door of a broker for Kafka's clients, and its byte streams."""

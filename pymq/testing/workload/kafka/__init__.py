@@ -1,0 +1,1 @@
+"""Simulated clients of Kafka, which speak real bytes."""
