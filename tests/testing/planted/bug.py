@@ -79,8 +79,10 @@ HUNTS = {
     "hostile-3": Hunt(3, 1, "hostile", 5),
     "kafka-1": Hunt(1, 1, "kafka", 5),
     "kafka-3": Hunt(3, 2, "kafka", 4),
-    # Connections that are full with one request.
-    "kafka-narrow": Hunt(1, 1, "kafka", 4, limits={"REQUESTS_MAX": 1, "OUT_BYTES_MAX": 1}),
+    # Connections that are full with one request, and buffers that hold less than one.
+    "kafka-narrow": Hunt(
+        1, 1, "kafka", 4, {"stream_bytes": 50}, limits={"REQUESTS_MAX": 1, "OUT_BYTES_MAX": 1}
+    ),
     # Brokers with short failure timeouts, and blocks that are replicated by fetching.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),

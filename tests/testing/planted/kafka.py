@@ -17,7 +17,6 @@ from pymq.core.group.kafka.classic.group import ClassicGroupState
 from pymq.core.group.kafka.reconciled.codes import ReconciledCode
 from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.kafka.reconciled.group import ReconciledGroup
-from pymq.core.group.kafka.reconciled.member import ReconcilingMember
 from pymq.core.message import Produce
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ProducerFenced
@@ -119,7 +118,7 @@ bug(
     AREA,
     "the next connection continues the frame that a reset has cut",
     "own; buffers that are pooled",
-    RUNS,
+    "kafka-narrow kafka-3",
 )
 
 
@@ -383,22 +382,19 @@ def is_always_free(is_free: Any, self: ReconciledGroup, part: Any, member: str) 
 bug(
     "kafka-moved-before-given-up",
     AREA,
-    "a partition moves before its member has said that it has given it up",
+    "a partition moves as soon as it has another target, before its member has given it up",
     "research on Kafka's protocol, 7.3; KIP-848",
     RUNS,
 )
 
 
-@plant("kafka-moved-before-given-up", ReconcilingMember, "reconcile")
-def before_given_up(
-    reconcile: Any,
-    self: ReconcilingMember,
-    target_epoch: int,
-    owned: Any,
-    is_free: Any,
-    now: int,
-) -> None:
-    reconcile(self, target_epoch, frozenset(), is_free, now)
+@plant("kafka-moved-before-given-up", ReconciledGroup, "_assign")
+def before_given_up(assign: Any, self: ReconciledGroup) -> None:
+    assign(self)
+    for member in self.members.values():
+        self._release(member)
+        member.assigned &= member.target
+        self._hold(member)
 
 
 # --- the start of the log -------------------------------------------------------------------------

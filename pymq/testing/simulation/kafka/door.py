@@ -73,8 +73,17 @@ class StreamSocket:
         return count
 
     def close(self) -> None:
-        """Close the stream."""
-        self._end.close()
+        """Close the stream.
+
+        Raises:
+            Violation: the client is still there; simulated clients do nothing for which a gate may
+                close their connection.
+        """
+        end = self._end
+        if not end.has_ended and not end.is_reset and not end.peer.is_closed:
+            what = f"{end.owner} closes the connection of {end.peer.owner}"
+            raise Violation("sound-clients-stay-connected", what)
+        end.close()
 
     @property
     def events(self) -> int:

@@ -97,6 +97,8 @@ class KafkaOperations:
         self._plan = plan
         self._processes: dict[str, KafkaProcess] = {}
         self._last: KafkaProcess | None = None
+        # ends of partitions when the clients began to read to the end, by topic and partition
+        self._ends: dict[tuple[str, str], int] = {}
         for host in cluster.brokers.values():
             host.on_turn.append(self._turned)
 
@@ -227,6 +229,14 @@ class KafkaOperations:
         for name in topics:
             last.read(name)
         liveness.until(self._is_read, "kafka-readers-reach-the-end", progress=self._progress)
+        # Rolls go on, and append control batches: an end that moves may never be reached.
+        self._ends = {
+            (topic, name): self._end(topic, name)
+            for topic in topics
+            for name in (
+                partition_name(self.cluster, topic, at) for at in indexes(self.cluster, topic)
+            )
+        }
         liveness.until(self._is_committed, "kafka-groups-reach-the-end", progress=self._committed)
         for client in clients:
             client.calm_at = NEVER
@@ -294,7 +304,7 @@ class KafkaOperations:
         for group, topic in self._wanted():
             for index in indexes(self.cluster, topic):
                 name = partition_name(self.cluster, topic, index)
-                end = self._end(topic, name)
+                end = min(self._end(topic, name), self._ends.get((topic, name), 0))
                 if offsets.get((group, topic, name), 0) < end and not self._is_stuck(group, topic):
                     return False
         return True

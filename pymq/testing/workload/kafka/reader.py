@@ -57,6 +57,7 @@ class KafkaReaderApp:
         is_shared = client.config.get("shared") and client.readers == 1
         self._line = "" if is_shared else f"f{client.readers}"
         self._is_odd = False  # the next fetch has an epoch that its session has not
+        self._refused: dict[Place, None] = {}  # partitions with an error in the last answer
         self._is_waiting = False
         self.is_stopped = False
 
@@ -195,13 +196,31 @@ class KafkaReaderApp:
                 for topic, index in gone
             ],
         )
+        asked_at, ends = self.client.world.now, {place: self._end(place) for place in wanted}
         self._fetching[leader] = None
 
         def fetched(answer: k.FetchResponse | None) -> None:
             self._fetching.pop(leader, None)
             self._fetched(leader, session, wanted, answer, is_odd=is_odd)
+            if answer is not None and not answer.error_code and asked_at >= self.client.calm_at:
+                self._check_news(leader, wanted, ends)
 
         self.client.ask(leader, "Fetch", body, fetched, line=self._line)
+
+    def _end(self, place: Place) -> int:
+        """The end of a partition, as far as its records are visible."""
+        cluster = self.client.cluster
+        assert cluster.watch is not None
+        history = cluster.watch.history_of(place[0], partition_name(cluster, *place))
+        return history.end() if history is not None else 0
+
+    def _check_news(self, leader: str, wanted: dict[Place, int], ends: dict[Place, int]) -> None:
+        """Check that a fetch without faults has returned what was there before."""
+        for place, offset in wanted.items():
+            is_stuck = self.positions.get(place) == offset < ends[place]
+            if is_stuck and self.client.leader(*place) == leader and place not in self._refused:
+                what = f"{leader} has records of {place} from {offset} to {ends[place]}"
+                self.client.fail("fetch-answers-what-was-asked", f"{what}, and returns none")
 
     def _id(self, topic: str) -> bytes:
         known = self.client.topics.get(topic)
@@ -230,6 +249,7 @@ class KafkaReaderApp:
             session.id = answer.session_id
             session.epoch = session.epoch + 1 if answer.session_id else 0
         refused, answered = list[str](), dict[Place, None]()
+        self._refused.clear()
         for each in answer.responses:
             topic = each.topic or self.client.topic_of(each.topic_id) or ""
             for part in each.partitions:
@@ -240,6 +260,7 @@ class KafkaReaderApp:
                     self.client.fail("fetch-answers-what-was-asked", what)
                 if self._take(place, wanted.get(place, 0), part):
                     refused.append(topic)
+                    self._refused[place] = None
         if not session.id and wanted.keys() - answered.keys():
             what = f"{leader} leaves out {wanted.keys() - answered.keys()}"
             self.client.fail("fetch-answers-what-was-asked", what)
