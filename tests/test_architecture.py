@@ -46,6 +46,7 @@ MODULES = {
     "__init__": "root",
     "aio": "root",
     "metrics": "root",
+    "mirror": "root",
     "nodes": "root",
     "otel": "root",
     "table": "root",
@@ -71,6 +72,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 # a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "confluent_kafka": "mirror/kafka_client.py",
     "cramjam": "core/batch/kafka/codecs.py",
     "crc32c": "core/batch/kafka/batch.py",
     "deltalake": "table/",
@@ -93,7 +95,7 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": ("spark/", "table/")}
 
 NOT_AT_IMPORT = set(
-    """asyncio cramjam crc32c deltalake fast_depends fastavro faststream google.protobuf
+    """asyncio confluent_kafka cramjam crc32c deltalake fast_depends fastavro faststream google.protobuf
     http.server kazoo msgspec opentelemetry prometheus_client pyarrow pydantic pyiceberg pyspark
     taskiq zmq""".split()
 )

@@ -182,8 +182,8 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports cramjam crc32c deltalake fastavro faststream google isal kazoo lz4 msgspec numpy "
-    "opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab "
+    "backports confluent_kafka cramjam crc32c deltalake fastavro faststream google isal kazoo lz4 msgspec "
+    "numpy opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab "
     "taskiq zmq"
 ).split()
 
@@ -213,6 +213,7 @@ def test_what_is_hidden_is_what_extras_bring() -> None:
         "optional-dependencies"
     ]
     imported = {"backports.zstd": "backports", "opentelemetry-api": "opentelemetry"}
+    imported |= {"confluent-kafka": "confluent_kafka"}
     imported |= {"protobuf": "google", "prometheus-client": "prometheus_client", "pyzmq": "zmq"}
     named = {re.split(r"[<>=;\[ ]", line)[0] for lines in extras.values() for line in lines}
     named -= {"pymq-log"}

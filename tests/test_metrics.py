@@ -101,7 +101,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         *("process_start_time_seconds", "pymq_consumers", "pymq_consumer_records_total"),
         *("pymq_consumer_expired_total", "pymq_delayed_records"),
         "pymq_consumer_undecodable_total",
-        *(name for name in METRICS if name.startswith("pymq_kafka_")),
+        *(name for name in METRICS if name.startswith(("pymq_kafka_", "pymq_mirror_"))),
         *("pymq_spark_offsets_behind_latest", "pymq_spark_bytes_behind_latest"),
     }
 

@@ -32,6 +32,7 @@ COMMANDS = (
     "group",
     "records.dlq",
     "records.table",
+    "records.mirror",
     "cluster",
     "broker",
     "zkserver",

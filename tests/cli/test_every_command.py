@@ -21,7 +21,7 @@ from tests.cli.test_docs import commands
 
 # These run for longer than the others, and have tests of their own: test_kafka.py, test_ui.py,
 # test_demo.py and test_nodes.py.
-ELSEWHERE = {"kafka", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
+ELSEWHERE = {"kafka", "mirror", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 

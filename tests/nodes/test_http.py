@@ -78,10 +78,14 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             found = [names(text) for text in (*texts, ask(zkserver.http, "/metrics").text)]
             client = names(str(mq.metrics()))
         told = set().union(*found, client)
-        # Refusals need a policy, queries of Spark a listener, and Kafka's clients a door.
+        # Refusals need a policy, queries of Spark a listener, Kafka's clients a door, and a mirror
+        # runs in a process of its own.
         of_spark = {"pymq_spark_offsets_behind_latest", "pymq_spark_bytes_behind_latest"}
         of_kafka = {name for name in METRICS if name.startswith("pymq_kafka_")}
-        assert set(METRICS) - told == {"pymq_refused_total", *of_spark, *of_kafka}
+        of_mirrors = {name for name in METRICS if name.startswith("pymq_mirror_")}
+        assert set(METRICS) - told == {
+            *("pymq_refused_total", *of_spark, *of_kafka, *of_mirrors),
+        }
 
         def total(name: str) -> float:
             return sum(each.get(name, 0) for each in found[:-1])

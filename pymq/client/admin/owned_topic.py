@@ -76,14 +76,19 @@ class OwnedTopic:
 
     def append(self, key: bytes, item: bytes) -> bool:
         """Append a record, durably; returns False if another writer has taken the topic over."""
+        return self.append_all([(key, item)])
+
+    def append_all(self, rows: list[tuple[bytes, bytes]]) -> bool:
+        """Append records, given by key and value, as one batch; see :meth:`append`."""
         questions = self._client.questions
         topic = questions.topic_metadata(self.name)
-        batch = self.batch([item], [key], [()], self._sequence)
+        values, keys = [item for _, item in rows], [key for key, _ in rows]
+        batch = self.batch(values, list(keys), [()] * len(rows), self._sequence)
         try:
             append(questions, topic, {"0": batch}, TIMEOUT_S, sync=True)
         except (OutOfOrderSequence, DuplicateSequence, ProducerFenced):
             return False
-        self._sequence += 1
+        self._sequence += len(rows)
         return True
 
     def batch(

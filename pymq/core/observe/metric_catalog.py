@@ -197,4 +197,16 @@ KAFKA = {
     "pymq_kafka_fetch_sessions": Spec(GAUGE, (), "Fetch sessions of Kafka's clients"),
 }
 
-METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **KAFKA, **CLIENT, **SPARK}
+# of a client whose process mirrors topics from or to a Kafka
+MIRROR = {
+    "pymq_mirror_records_total": Spec(COUNTER, TOPIC, "Records that a mirror has written"),
+    "pymq_mirror_bytes_total": Spec(COUNTER, TOPIC, "Bytes of these records"),
+    "pymq_mirror_skipped_total": Spec(
+        COUNTER, TOPIC, "Records that a mirror has skipped, because the queue refuses them"
+    ),
+    "pymq_mirror_lag": Spec(
+        GAUGE, TOPIC, "Offsets from the last record that was read to the end of the source"
+    ),
+}
+
+METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **KAFKA, **CLIENT, **SPARK, **MIRROR}
