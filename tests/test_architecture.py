@@ -95,8 +95,9 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": ("spark/", "table/")}
 
 NOT_AT_IMPORT = set(
-    """asyncio confluent_kafka cramjam crc32c deltalake fast_depends fastavro faststream google.protobuf
-    http.server kazoo msgspec opentelemetry prometheus_client pyarrow pydantic pyiceberg pyspark
+    """asyncio confluent_kafka cramjam crc32c deltalake fast_depends fastavro faststream
+    google.protobuf http.server
+    kazoo msgspec opentelemetry prometheus_client pyarrow pydantic pyiceberg pyspark
     taskiq zmq""".split()
 )
 

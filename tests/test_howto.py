@@ -182,9 +182,9 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports confluent_kafka cramjam crc32c deltalake fastavro faststream google isal kazoo lz4 msgspec "
-    "numpy opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab "
-    "taskiq zmq"
+    "backports confluent_kafka cramjam crc32c deltalake fastavro faststream google isal kazoo lz4 "
+    "msgspec numpy opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich "
+    "shtab taskiq zmq"
 ).split()
 
 

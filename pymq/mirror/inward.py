@@ -56,7 +56,7 @@ class InwardMirror:
         self._topics: dict[str, TopicMetadata] = {}
         self._ends: dict[Place, int] = {}  # offsets of Kafka at which ``once`` ends
         self._at: dict[Place, int] = {}  # offset of Kafka up to which all was read
-        self._take = FIRST_TAKE
+        self._take = min(FIRST_TAKE, options.records)
         self._began = time.monotonic()
         self.progress = MirrorProgress()
         self._metrics = self.progress.metrics
@@ -179,7 +179,7 @@ class InwardMirror:
 
     def _recover(self, places: list[Place]) -> None:
         """Learn what the partitions have, and read Kafka from there on."""
-        reader, starts = self._open(), dict[Place, int]()
+        reader, starts, new = self._open(), dict[Place, int](), list[Place]()
         for topic in dict.fromkeys(name for name, _ in places if name in self._topics):
             numbers = [number for name, number in places if name == topic]
             metadata = self._topics[topic]
@@ -198,8 +198,11 @@ class InwardMirror:
                 if entry is None or entry.topic_id != metadata.topic_id:
                     entry = MirrorEntry(metadata.topic_id, first=known[name], end=bounds[name][1])
                     self._journal.entries[place] = entry
-                self.progress.topics[topic].records += entry.recover(known[name], bounds[name][1])
+                    new.append(place)
+                entry.recover(known[name], bounds[name][1])
                 starts[place] = entry.next
+        if new:  # Even without records, no other mirror may bring the topic back to Kafka.
+            self._journal.write(new)
         for place, start in starts.items():
             low, high = reader.bounds(place)
             self._at[place] = max(start, low)

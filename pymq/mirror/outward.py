@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pymq.core.batch.kafka.records import TOMBSTONE
-from pymq.errors import ConfigError, Disconnected, RecordTooLarge
+from pymq.errors import ConfigError, Disconnected, InvalidRequest, RecordTooLarge
 from pymq.mirror.journal import OUT, MirrorJournal, Place, check_no_loop
 from pymq.mirror.kafka_client import (
     REQUEST_S,
@@ -312,7 +312,8 @@ class OutwardMirror:
                     f"{topic}/{number}: Kafka refuses a batch: {error.str()}; raise its "
                     "max.message.bytes"
                 )
-            raise Disconnected(f"{topic}/{number}: Kafka refuses a record: {error.str()}")
+            kind = Disconnected if may_pass(error) else InvalidRequest
+            raise kind(f"{topic}/{number}: Kafka refuses a record: {error.str()}")
 
     def _step(self, call: Callable[[], Any]) -> Any:
         """Do a step of a transaction, again while librdkafka says that this may help.

@@ -19,7 +19,7 @@ Run = tuple[str, int]  # the name of a hunt, and a seed
 
 FINDS: dict[Run, str] = {
     ("calm", 1): """delayed-at-once early-by-half-a-second mark-lost-in-a-cut leased-twice
-    acks-lost keys-lent""",
+    acks-lost keys-lent known-records-mixed-up""",
     ("calm-3", 0): """sealed-too-short next-block-elsewhere commit-past-unacked
     leases-run-for-ever believed-too-early answered-at-once answered-by-leader-alone
     answered-before-stable counts-what-was-sent answer-before-fsync""",
@@ -38,6 +38,17 @@ FINDS: dict[Run, str] = {
     ("fetch-network", 5): """cut-one-too-many""",
     ("hostile-3", 0): """other-batches-acknowledged produced-body-unchecked
     produced-form-unchecked""",
+    ("kafka-1", 0): """kafka-answers-overtake kafka-base-offset-as-sent
+    kafka-deletion-answered-early kafka-fenced-commit-accepted kafka-frame-split-wrongly
+    kafka-leader-epoch-as-sent kafka-old-heartbeat-accepted kafka-old-news kafka-old-watermark
+    kafka-rest-of-a-buffer-lost kafka-session-forgets""",
+    ("kafka-1", 2): """kafka-sequence-unchecked kafka-session-epoch-ignored""",
+    ("kafka-1", 4): """kafka-epoch-goes-on kafka-partition-of-two""",
+    ("kafka-1", 5): """kafka-zombie-accepted""",
+    ("kafka-1", 9): """kafka-moved-before-given-up kafka-stale-commit-accepted""",
+    ("kafka-3", 0): """kafka-answered-by-leader-alone""",
+    ("kafka-3", 3): """kafka-half-frame-stays kafka-start-goes-back""",
+    ("kafka-narrow", 0): """kafka-full-for-ever kafka-reads-when-full""",
     ("network", 0): """nack-acknowledges repeats-written repeat-misplaced""",
     ("network-3", 0): """holders-not-asked delays-of-returns-forgotten""",
     ("network-3", 4): """gaps-accepted repeat-answered-early""",

@@ -302,12 +302,26 @@ class KafkaOperations:
     def _is_committed(self) -> bool:
         offsets = self._offsets()
         for group, topic in self._wanted():
-            for index in indexes(self.cluster, topic):
+            for index in self._assignable(group, topic):
                 name = partition_name(self.cluster, topic, index)
                 end = min(self._end(topic, name), self._ends.get((topic, name), 0))
                 if offsets.get((group, topic, name), 0) < end and not self._is_stuck(group, topic):
                     return False
         return True
+
+    def _assignable(self, group: str, topic: str) -> list[int]:
+        """The numbers of the partitions that members of a group get.
+
+        A classic group learns of later partitions when its leading member looks at the metadata
+        again, which real clients do every five minutes, and this one never.
+        """
+        is_classic = any(
+            isinstance(member, ClassicMember)
+            for process in self._processes.values()
+            for member in process.members
+            if member.group == group
+        )
+        return self.indexes(topic) if is_classic else indexes(self.cluster, topic)
 
     def _is_stuck(self, group: str, topic: str) -> bool:
         """Whether a member reads what no disk has any more."""
