@@ -43,7 +43,7 @@ class QueueOperations:
         self._callers: dict[str, CallingProcess] = {}
         routed = {str(topic["name"]) for topic in plan.topics if "route" in topic["config"]}
         history.routes.topics = routed
-        self._cancels = Cancellations(history, promises, watch.fail)
+        self._cancels = Cancellations(cluster, history, promises, watch.fail)
         self._redrives = Redrives(history.letters, history.sent, promises, watch.fail)
         self._service = SimulatedService(cluster, watch.fail)
         self._routes = RouteRules(history.routes, plan, promises, watch.fail)
