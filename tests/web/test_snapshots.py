@@ -44,7 +44,7 @@ def test_all_who_look_share_a_look(mq: pymq.Client) -> None:
 
 
 def test_a_large_cluster_is_looked_at_less_often(mq: pymq.Client) -> None:
-    """Snapshots take a fifth of the time at most, however long one takes."""
+    """The page spends at most a fifth of its time on snapshots, even if a snapshot takes long."""
     clock = Clock()
     clock.step = 10.0
     desk = ClusterSnapshot(mq, clock)

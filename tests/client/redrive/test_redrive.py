@@ -339,7 +339,7 @@ def dies_at(number: int, *, is_sent: bool) -> Iterator[Counter[str]]:
 def test_each_letter_goes_back_once_wherever_the_process_dies(is_sent: bool) -> None:
     """The first append claims the journal.
 
-    Then a round is written to the journal, sent, and the next one is written.
+    Then the redrive writes a round to the journal, sends it, and writes the next round.
     """
     deaths = 0
     for number in range(1, 100):

@@ -74,7 +74,7 @@ def _level(group: ConsumerGroup, topic: str, lease: Lease) -> int:
 
 
 def _left(group: ConsumerGroup, member: Member, now: int) -> Iterator[Urgent]:
-    """The records with a priority that a member might have got, too."""
+    """The other records with a priority that the coordinator could have leased to the member."""
     assert member.waiting is not None
     reach = group.offsets.topic(member.topic).reach
     wanted = {partition for partition, _, _ in member.waiting.known}
