@@ -126,6 +126,7 @@ class OutwardMirror:
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
+        self._producer = None  # librdkafka ends its threads when the object is deleted
         positions, self._positions = self._positions, None
         if positions is not None:
             positions.close()
