@@ -115,6 +115,13 @@ def _curve(work: Work, size: int, job: Job) -> Measures:
         return work(url, job, size)
 
 
+def _plain(work: Work, size: int, job: Job) -> Measures:
+    job.warm(4 * job.count(RATES[size]) * size)
+    with pymq_side.cluster(job.folder, plain=True) as url:
+        pymq_side.make_topic(url, acks="leader", replicas=1, fsync="os")
+        return work(url, job, size)
+
+
 def _side(name: str, setting: str, work: Work, size: int = 100) -> Side:
     host = name.split(maxsplit=1)[0]
     return Side(name, setting, partial(HOSTS[host], work, size), NEEDS[host])
@@ -158,6 +165,12 @@ def _end_to_end(name: str, size: int) -> Part:
         _side("confluent", MOCK, _both(kafka_side.consume, kafka_side.produce), size),
         _side("limit", LIMIT, _both(limit_side.consume, limit_side.produce), size),
         _side("pymq", OURS, _ours_both(many=True), size),
+        Side(
+            "pymq tcp",
+            f"{OURS}; TCP without ZeroMQ",
+            partial(_plain, _ours_both(many=True), size),
+            Needs(),
+        ),
         _side("pymq each", OURS_EACH, _ours_both(many=False), size),
     )
     ours = At("pymq", "both")
@@ -314,8 +327,15 @@ PARTS = (
                 'ack 1, fsync="os"; send().result(), poll',
                 _latency(pymq_side.consume_paced, pymq_side.produce_paced),
             ),
+            Side(
+                "pymq tcp",
+                'ack 1, fsync="os"; TCP without ZeroMQ; send().result(), poll',
+                partial(_plain, _latency(pymq_side.consume_paced, pymq_side.produce_paced), 100),
+                Needs(),
+            ),
         ),
         (
+            Goal(At("pymq tcp", "ack p50"), (At("pymq", "ack p50"),), at_most=1),
             Goal(At("pymq", "p50"), (At("nats", "p50"),), at_most=1),
             Goal(At("pymq", "p99"), (At("nats", "p99"),), at_most=1),
             Goal(At("pymq", "p50"), (At("kafka", "p50"),), at_most=1),

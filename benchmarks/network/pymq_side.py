@@ -23,10 +23,16 @@ BATCH = 1000
 
 
 @contextmanager
-def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Iterator[str]:
-    """Start a zkserver and *brokers*; yield the URL for clients."""
+def cluster(
+    folder: Path, brokers: int = 1, *, curve: Path | None = None, plain: bool = False
+) -> Iterator[str]:
+    """Start a zkserver and *brokers*; yield the URL for clients.
+
+    The nodes speak ZeroMQ, or with *plain* the same packets over TCP alone.
+    """
     metadata, *data = free_ports(1 + brokers)
-    server = f"tcp://{HOST}:{metadata}"
+    scheme = "pymq" if plain else "tcp"
+    server = f"{scheme}://{HOST}:{metadata}"
     common = ["--curve-dir", str(curve)] if curve else []
     with ExitStack() as stack:
         command = [sys.executable, str(ROOT / "examples" / "zkserver.py"), "--listen", server]
@@ -34,10 +40,13 @@ def cluster(folder: Path, brokers: int = 1, *, curve: Path | None = None) -> Ite
         stack.enter_context(running(command, folder / "zk.log", lambda: listens(metadata)))
         for number, port in enumerate(data):
             command = [sys.executable, str(ROOT / "examples" / "broker.py")]
-            command += ["--name", f"broker-{number}", "--listen", f"tcp://{HOST}:{port}"]
+            command += ["--name", f"broker-{number}", "--listen", f"{scheme}://{HOST}:{port}"]
             command += ["--zkserver", server, "--data", str(folder / f"broker-{number}"), *common]
             log = folder / f"broker-{number}.log"
             stack.enter_context(running(command, log, lambda port=port: listens(port)))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        if plain:
+            yield f"tcp://{HOST}:{metadata}"
+            return
         yield f"zmq+{server}" + (f"?curve_dir={curve}&principal=bench" if curve else "")
 
 
