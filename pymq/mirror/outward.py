@@ -13,7 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pymq.core.batch.kafka.records import TOMBSTONE
-from pymq.errors import ConfigError, Disconnected, InvalidRequest, RecordTooLarge
+from pymq.errors import (
+    ConfigError,
+    Disconnected,
+    InvalidRequest,
+    PymqError,
+    RecordTooLarge,
+)
 from pymq.mirror.journal import OUT, MirrorJournal, Place, check_no_loop
 from pymq.mirror.kafka_client import (
     REQUEST_S,
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 REFRESH_S = 30.0
 BATCH_MAX = 64 << 20
+RECORD_MAX = BATCH_MAX // 2
 RETRY_S = 1.0
 TRIES = 60  # of a step of a transaction, while brokers are away
 
@@ -56,6 +63,7 @@ class OutwardMirror:
         self._positions: Any = None  # a consumer that reads and commits our offsets
         self._readers: dict[str, Consumer] = {}
         self._numbers: dict[str, dict[str, int]] = {}  # Kafka's number of each partition
+        self._compacted: set[str] = set()
         self._next: dict[Place, int] = {}
         self._ends: dict[Place, int] = {}
         self._failed: list[Any] = []
@@ -178,7 +186,10 @@ class OutwardMirror:
         self._journal.note_outward([copy.topic for copy in fresh])
         for copy in fresh:
             self._admin.create(KafkaTopic(copy.topic, copy.partitions, copy.replicas, copy.options))
-            parts = self._mq.describe_topic(copy.topic).partitions
+            topic = self._mq.describe_topic(copy.topic)
+            parts = topic.partitions
+            if topic.config.cleanup_policy == "compact":
+                self._compacted.add(copy.topic)
             known = self._numbers.get(copy.topic, {})
             self._numbers[copy.topic] = {part.name: part.index for part in parts}
             self.progress.topics.setdefault(copy.topic, TopicProgress())
@@ -230,34 +241,44 @@ class OutwardMirror:
                     at = reader.position(name)
                     self._next[topic, number] = max(self._next[topic, number], at)
             return 0
-        self._check(records)
         positions = dict[Place, int]()
+        taken = []
+        for record in records:  # checked before a transaction begins
+            positions[record.topic, self._numbers[record.topic][record.partition]] = (
+                record.offset + 1
+            )
+            error = self._refusal(record)
+            if error is None:
+                taken.append(record)
+            elif not self._options.skips:
+                raise error
+            else:
+                self.progress.topics[record.topic].skipped += 1
         if self._options.exactly_once:
             self._step(self._producer.begin_transaction)
         self._failed = []
-        for record in records:
-            place = (record.topic, self._numbers[record.topic][record.partition])
-            self._produce(record, place[1])
-            positions[place] = record.offset + 1
+        for record in taken:
+            self._produce(record, self._numbers[record.topic][record.partition])
         self._commit(positions)
         self._next |= positions
-        for record in records:
+        for record in taken:
             told = self.progress.topics[record.topic]
             told.records += 1
             told.size += len(record.value) + len(record.key or b"")
         return len(records)
 
-    def _check(self, records: list[Record]) -> None:
-        """Check sizes before a transaction begins.
-
-        Raises:
-            RecordTooLarge: librdkafka cannot send a record.
-        """
-        for record in records:
-            size = len(record.value) + len(record.key or b"")
-            if size > BATCH_MAX // 2:
-                where = f"{record.topic}/{record.partition} at offset {record.offset}"
-                raise RecordTooLarge(f"{where}: {size} bytes are too many for a message of Kafka")
+    def _refusal(self, record: Record) -> PymqError | None:
+        """Return the reason why Kafka would refuse a record; None if it takes it."""
+        where = f"{record.topic}/{record.partition} at offset {record.offset}"
+        size = len(record.value) + len(record.key or b"")
+        size += sum([len(name) + len(item) for name, item in record.headers])
+        if size > RECORD_MAX:
+            return RecordTooLarge(f"{where}: {size} bytes are too many for a message of Kafka")
+        if record.key is None and record.topic in self._compacted:
+            return InvalidRequest(
+                f"{where}: a compacted topic of Kafka takes no record without key"
+            )
+        return None
 
     def _produce(self, record: Record, number: int) -> None:
         item: bytes | None = record.value

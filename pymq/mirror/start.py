@@ -47,8 +47,8 @@ def mirror(
         name: of the mirror; two mirrors of one queue need two names.
         once: end with the records that exist when the mirror begins.
         rate: the most records a second.
-        on_error: what to do with a record from Kafka that the queue refuses, and if Kafka has
-            removed records before they were mirrored.
+        on_error: what to do with a record that the target refuses, and if Kafka has removed
+            records before they were mirrored.
         records: the most records of a round.
         compression: of the batches that the mirror writes.
         exactly_once: to Kafka: use a transaction for each round.

@@ -35,7 +35,7 @@ with pymq.open(sys.argv[2]) as mq:
 def killed(source: str, folder: Path, rng: random.Random) -> int:
     """Run a mirror and kill it after some rounds; returns how many records it told of."""
     process = subprocess.Popen(
-        [sys.executable, "-c", MIRROR, source, str(folder), str(rng.choice((7, 50, 500)))],
+        [sys.executable, "-c", MIRROR, source, str(folder), str(rng.choice((3, 20, 100)))],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -44,7 +44,7 @@ def killed(source: str, folder: Path, rng: random.Random) -> int:
     assert process.stdout is not None
     try:
         count = 0
-        for _ in range(rng.randrange(1, 40)):
+        for _ in range(rng.randrange(1, 12)):
             count = int(process.stdout.readline() or count)
         # The mirror is in the middle of some later round.
         os.kill(process.pid, signal.SIGKILL)
@@ -55,7 +55,7 @@ def killed(source: str, folder: Path, rng: random.Random) -> int:
     return count
 
 
-@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_each_record_is_there_once(kafka: KafkaForTests, tmp_path: Path, rounds: int) -> None:
     import confluent_kafka
 

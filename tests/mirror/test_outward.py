@@ -59,12 +59,17 @@ def test_records_keep_everything(kafka: KafkaForTests, mq: pymq.Client) -> None:
     assert rows(kafka.mq, "bills") == rows(mq, "bills")
 
 
-def test_a_record_that_kafka_refuses_is_an_error(kafka: KafkaForTests, mq: pymq.Client) -> None:
+def test_a_record_that_kafka_would_refuse_is_named(kafka: KafkaForTests, mq: pymq.Client) -> None:
     mq.create_topic("orders", cleanup_policy="compact")
     with mq.producer() as producer:
-        producer.send("orders", b"without a key").result()
-    with pytest.raises(InvalidRequest, match="orders/0: Kafka refuses a record"):
+        for key in (b"a", None, b"b"):
+            producer.send("orders", b"tea", key)
+    with pytest.raises(InvalidRequest, match="orders/0 at offset 1"):
         outward(mq, kafka, "orders")
+    done = outward(mq, kafka, "orders", on_error="skip")
+    assert (done.records, done.skipped, done.lag) == (2, 1, 0)
+    assert [row[1] for row in rows(kafka.mq, "orders")["0"]] == [b"a", b"b"]
+    assert kafka.mq.describe_topic("orders").config.cleanup_policy == "compact"
 
 
 def test_a_dry_run_changes_nothing(kafka: KafkaForTests, mq: pymq.Client) -> None:

@@ -202,7 +202,7 @@ MIRROR = {
     "pymq_mirror_records_total": Spec(COUNTER, TOPIC, "Records that a mirror has written"),
     "pymq_mirror_bytes_total": Spec(COUNTER, TOPIC, "Bytes of these records"),
     "pymq_mirror_skipped_total": Spec(
-        COUNTER, TOPIC, "Records that a mirror has skipped, because the queue refuses them"
+        COUNTER, TOPIC, "Records that a mirror has skipped, because the target refuses them"
     ),
     "pymq_mirror_lag": Spec(
         GAUGE, TOPIC, "Offsets from the last record that was read to the end of the source"

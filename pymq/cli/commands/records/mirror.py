@@ -54,8 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="from Kafka: at a record that the queue refuses, or that Kafka no longer has "
-        "(%(default)s)",
+        help="at a record that the target refuses, or that Kafka no longer has (%(default)s)",
     )
     parser.add_argument(
         "--batch", metavar="N", type=int, default=10_000, help="records of a round (%(default)s)"
@@ -80,8 +79,6 @@ def run(args: argparse.Namespace, show: Show) -> int:
     inward = args.source.startswith(SCHEME)
     if inward == args.target.startswith(SCHEME):
         raise ConfigError(f"one of SOURCE and TARGET must be {SCHEME}HOST:PORT, the other a queue")
-    if args.on_error != "stop" and not inward:
-        raise ConfigError("--on-error is for a mirror from Kafka")
     lines = (
         Path(args.properties).read_text(encoding="utf-8").splitlines() if args.properties else []
     )
