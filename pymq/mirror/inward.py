@@ -22,9 +22,9 @@ from pymq.errors import (
 )
 from pymq.mirror.journal import IN, MirrorEntry, MirrorJournal, Place, check_no_loop
 from pymq.mirror.kafka_client import KafkaAdmin, KafkaReader
-from pymq.mirror.plan import Copy, check_found, chosen, create_in_pymq, to_pymq
+from pymq.mirror.plan import TopicCopy, check_found, chosen, create_in_pymq, to_pymq
 from pymq.mirror.progress import MirrorProgress, TopicProgress
-from pymq.mirror.rows import Rows, add
+from pymq.mirror.rows import MirrorRows, add
 from pymq.mirror.translated_groups import sync_groups
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class InwardMirror:
 
     # --- before -----------------------------------------------------------------------------------
 
-    def plan(self) -> list[Copy]:
+    def plan(self) -> list[TopicCopy]:
         """Return the topics that match.
 
         Raises:
@@ -76,7 +76,7 @@ class InwardMirror:
         brokers = sum(broker.alive for broker in self._mq.cluster().brokers)
         return [to_pymq(topic, brokers) for topic in self._admin.describe(names)]
 
-    def dry_run(self) -> list[tuple[Copy, int]]:
+    def dry_run(self) -> list[tuple[TopicCopy, int]]:
         """Return the topics that match, each with the number of offsets to mirror."""
         self._journal.load()
         reader = self._open()
@@ -156,7 +156,7 @@ class InwardMirror:
         if reader is not None:
             reader.close()
 
-    def _adopt(self, copies: list[Copy]) -> None:
+    def _adopt(self, copies: list[TopicCopy]) -> None:
         """Begin with the partitions that are not mirrored yet."""
         fresh = [copy for copy in copies if len(self._parts(copy.topic)) < copy.partitions]
         if not fresh:
@@ -232,9 +232,9 @@ class InwardMirror:
             self._journal.write(changed)
         return self._send(parts)
 
-    def _sorted(self, reader: KafkaReader, messages: list[Any]) -> dict[Place, list[Rows]]:
+    def _sorted(self, reader: KafkaReader, messages: list[Any]) -> dict[Place, list[MirrorRows]]:
         """Return records as batches of each partition, and note events."""
-        parts = dict[Place, list[Rows]]()
+        parts = dict[Place, list[MirrorRows]]()
         wall_ms, size, count = self._mq._wall_ms(), 0, 0
         for message in messages:
             place = (message.topic(), message.partition())
@@ -243,9 +243,9 @@ class InwardMirror:
                 continue
             chunks = parts.get(place)
             if chunks is None:
-                chunks = parts[place] = [Rows()]
+                chunks = parts[place] = [MirrorRows()]
             elif chunks[-1].is_full:
-                chunks.append(Rows())
+                chunks.append(MirrorRows())
             rows = chunks[-1]
             before = rows.size
             try:
@@ -272,7 +272,7 @@ class InwardMirror:
             place: Any = error.details["place"]
             reader.seek(place, -1)
 
-    def _send(self, parts: dict[Place, list[Rows]]) -> int:
+    def _send(self, parts: dict[Place, list[MirrorRows]]) -> int:
         """Append the batches: one for each partition at a time."""
         count = 0
         for wave in _waves(parts):
@@ -303,7 +303,7 @@ class InwardMirror:
                     count += len(rows.offsets)
         return count
 
-    def _batch(self, rows: Rows, sequence: int) -> EncodedBatch:
+    def _batch(self, rows: MirrorRows, sequence: int) -> EncodedBatch:
         log = self._journal.log
         return EncodedBatch.encode(
             rows.values,
@@ -352,7 +352,7 @@ class InwardMirror:
             )
 
 
-def _waves(parts: dict[Place, list[Rows]]) -> Iterator[dict[Place, Rows]]:
+def _waves(parts: dict[Place, list[MirrorRows]]) -> Iterator[dict[Place, MirrorRows]]:
     """Return the first batch of each partition, then the second, and so on."""
     for number in range(max(map(len, parts.values()))):
         yield {place: chunks[number] for place, chunks in parts.items() if number < len(chunks)}

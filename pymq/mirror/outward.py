@@ -29,7 +29,7 @@ from pymq.mirror.kafka_client import (
     may_pass,
     raise_kafka,
 )
-from pymq.mirror.plan import Copy, check_found, chosen, to_kafka
+from pymq.mirror.plan import TopicCopy, check_found, chosen, to_kafka
 from pymq.mirror.progress import MirrorProgress, TopicProgress
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class OutwardMirror:
         self._metrics = self.progress.metrics
         mq.sources.append(self._metrics)
 
-    def plan(self) -> list[Copy]:
+    def plan(self) -> list[TopicCopy]:
         """Return the topics that match.
 
         Raises:
@@ -82,7 +82,7 @@ class OutwardMirror:
         check_found(names, self._options.topics, "the queue")
         return [to_kafka(self._mq, name) for name in names]
 
-    def dry_run(self) -> list[tuple[Copy, int]]:
+    def dry_run(self) -> list[tuple[TopicCopy, int]]:
         """Return the topics that match, each with the number of offsets to mirror."""
         found = []
         self._positions = self._consumer()
@@ -174,7 +174,7 @@ class OutwardMirror:
                 ) from error
             raise
 
-    def _adopt(self, copies: list[Copy]) -> None:
+    def _adopt(self, copies: list[TopicCopy]) -> None:
         fresh = [
             copy for copy in copies if len(self._numbers.get(copy.topic, ())) < copy.partitions
         ]

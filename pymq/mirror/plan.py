@@ -24,7 +24,7 @@ _RETENTION = ("retention.ms", "retention.bytes")
 
 
 @value
-class Copy:
+class TopicCopy:
     """A topic that a mirror keeps."""
 
     topic: str
@@ -60,7 +60,7 @@ def check_found(found: Sequence[object], patterns: Sequence[str], where: str) ->
         raise UnknownTopic(f"no topic of {where} matches {', '.join(patterns)}")
 
 
-def to_pymq(topic: KafkaTopic, brokers: int) -> Copy:
+def to_pymq(topic: KafkaTopic, brokers: int) -> TopicCopy:
     """Return the copy in a queue with so many brokers of a topic of Kafka."""
     replicas = max(1, min(topic.replicas, brokers))
     options: dict[str, Any] = {}
@@ -81,10 +81,10 @@ def to_pymq(topic: KafkaTopic, brokers: int) -> Copy:
             dropped.append(f"{name}={text}")
     if "min_in_sync" in options:
         options["min_in_sync"] = min(options["min_in_sync"], replicas)
-    return Copy(topic.name, topic.partitions, replicas, options, tuple(dropped))
+    return TopicCopy(topic.name, topic.partitions, replicas, options, tuple(dropped))
 
 
-def create_in_pymq(mq: Client, copy: Copy) -> None:
+def create_in_pymq(mq: Client, copy: TopicCopy) -> None:
     """Create a copy, or add the partitions that it lacks."""
     mode = "raft" if copy.replicas >= RAFT_REPLICAS else "leader"
     if copy.topic not in mq.topics():
@@ -97,7 +97,7 @@ def create_in_pymq(mq: Client, copy: Copy) -> None:
         mq.create_partition(copy.topic, str(number))
 
 
-def to_kafka(mq: Client, topic: str) -> Copy:
+def to_kafka(mq: Client, topic: str) -> TopicCopy:
     """Return the copy in a Kafka of a topic of the queue; Kafka chooses the number of replicas."""
     found, usual = mq.describe_topic(topic), TopicConfig()
     options = {
@@ -111,4 +111,4 @@ def to_kafka(mq: Client, topic: str) -> Copy:
         for name, item in found.config.to_dict().items()
         if name not in ours and item != getattr(usual, name)
     ]
-    return Copy(topic, len(found.partitions), -1, options, tuple(dropped))
+    return TopicCopy(topic, len(found.partitions), -1, options, tuple(dropped))

@@ -17,7 +17,7 @@ CHUNK_RECORDS = 10_000
 
 
 @define
-class Rows:
+class MirrorRows:
     """Records of one partition, as columns, with their offsets in Kafka."""
 
     offsets: list[int] = Factory(list)
@@ -33,7 +33,7 @@ class Rows:
         return self.size >= CHUNK_BYTES or len(self.offsets) >= CHUNK_RECORDS
 
 
-def add(rows: Rows, message: Any, config: TopicConfig, wall_ms: int) -> None:
+def add(rows: MirrorRows, message: Any, config: TopicConfig, wall_ms: int) -> None:
     """Add a message of confluent-kafka to the rows.
 
     A record without a timestamp gets the time *wall_ms*.

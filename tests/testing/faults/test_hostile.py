@@ -68,6 +68,8 @@ def test_it_is_in_some_runs_of_all_profiles_and_leaves_the_others_as_they_were()
         count += bool(mine)
         profile = ROTATION[seed % len(ROTATION)]
         plan.faults = [step for step in plan.faults if step[1] != NAME]
+        if plan.kafka:
+            continue  # Kafka's clients are in some of these runs, too.
         assert plan.to_json() == generate(seed, profile=profile, seconds=2).to_json()
     assert 0.5 * HOSTILE_SHARE < count / 200 < 1.5 * HOSTILE_SHARE
 

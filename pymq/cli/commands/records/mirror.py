@@ -15,7 +15,7 @@ from pymq.core.counts import clause, plural
 from pymq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pymq.mirror.plan import Copy
+    from pymq.mirror.plan import TopicCopy
     from pymq.mirror.progress import MirrorProgress
 
 HELP = "mirror topics from a Kafka to a queue, or from a queue to a Kafka"
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     return INTERRUPTED if args.once and interrupt.is_asked and done.lag else OK
 
 
-def _plan(found: list[tuple[Copy, int]], show: Show) -> int:
+def _plan(found: list[tuple[TopicCopy, int]], show: Show) -> int:
     if show.is_json:
         rows = [
             {

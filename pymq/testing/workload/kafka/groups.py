@@ -222,7 +222,7 @@ class KafkaMember(ABC):
         """Return the name and the body of a heartbeat."""
 
 
-class ClassicMember(KafkaMember):
+class ClassicMemberApp(KafkaMember):
     """A member of a classic group; the leading member assigns the partitions in turn."""
 
     places: frozenset[Place] = frozenset()

@@ -20,7 +20,7 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.process import Process
 from pymq.testing.workload.applications import Application, WorkloadHistory
 from pymq.testing.workload.kafka.client import SimKafkaClient
-from pymq.testing.workload.kafka.groups import ClassicMember, KafkaMember, ReconciledMember848
+from pymq.testing.workload.kafka.groups import ClassicMemberApp, KafkaMember, ReconciledMember848
 from pymq.testing.workload.kafka.names import indexes, partition_name
 from pymq.testing.workload.kafka.producer import KafkaProducerApp
 from pymq.testing.workload.kafka.reader import KafkaReaderApp, Place
@@ -28,7 +28,7 @@ from pymq.testing.workload.liveness import Liveness
 
 LAST = "kafka-last"  # the client that the end of a run needs
 MEMBERS: dict[str, type[KafkaMember]] = {
-    "classic": ClassicMember,
+    "classic": ClassicMemberApp,
     "reconciled": ReconciledMember848,
 }
 
@@ -316,7 +316,7 @@ class KafkaOperations:
         again, which real clients do every five minutes, and this one never.
         """
         is_classic = any(
-            isinstance(member, ClassicMember)
+            isinstance(member, ClassicMemberApp)
             for process in self._processes.values()
             for member in process.members
             if member.group == group
