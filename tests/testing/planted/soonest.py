@@ -46,7 +46,6 @@ FINDS: dict[Run, str] = {
     ("kafka-1", 4): """kafka-epoch-goes-on kafka-partition-of-two""",
     ("kafka-1", 5): """kafka-zombie-accepted""",
     ("kafka-1", 9): """kafka-moved-before-given-up kafka-stale-commit-accepted""",
-    ("kafka-3", 0): """kafka-answered-by-leader-alone""",
     ("kafka-3", 3): """kafka-half-frame-stays kafka-start-goes-back""",
     ("kafka-narrow", 0): """kafka-full-for-ever kafka-reads-when-full""",
     ("network", 0): """nack-acknowledges repeats-written repeat-misplaced""",
