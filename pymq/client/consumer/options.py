@@ -48,7 +48,7 @@ class CalledElsewhere:
         raise AssertionError("the event loop calls the application")
 
 
-_READER_HAS_NONE = "is only for groups: mode='psb' has no such option"
+_READER_HAS_NONE = "is for groups: mode='psb' has no such option"
 _MODES = {"group": "ptp", "reader": "psb"}  # the names that the documentation uses
 
 
