@@ -68,7 +68,9 @@ class AsyncRequester:
             while pending.reply is None:
                 left = until - loop.time()
                 if left <= 0:
-                    raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
+                    raise RequestTimeout(
+                        f"no reply of {service!r} in time; the service may still act"
+                    )
                 # Shield the future, so that the next iteration can wait for it again.
                 if not await wait_for(asyncio.shield(future), min(left, pause)):
                     await self._prove(service, since)

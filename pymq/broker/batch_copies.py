@@ -120,8 +120,8 @@ class BatchCopies:
             self._forget(self._jobs[known])
         elif self._held.get(account, 0) >= COPIES_MAX - len(self._jobs):
             error = ReplicaNotAvailable(
-                f"{self._host.me} makes {len(self._jobs)} copies, which is its limit or that "
-                "of this principal; try again"
+                f"{self._host.me} has {len(self._jobs)} copies in progress, and the broker or this "
+                "principal may have no more; try again"
             )
             self._host.reply(source, Copied(m.id, error=error), now)
             return
@@ -140,16 +140,14 @@ class BatchCopies:
         if m.topic == OFFSETS_TOPIC:
             return InvalidRequest("only coordinators write the offsets of groups")
         if m.acks not in (AckMode.LEADER, AckMode.RAFT):
-            return InvalidRequest(
-                "a copy is answered, so its acks are those of a leader or of raft"
-            )
+            return InvalidRequest("a copy must be acknowledged, so its acks must be LEADER or RAFT")
         if len(m.pieces) > PIECES_MAX:
             return InvalidRequest(f"a copy has at most {PIECES_MAX} pieces, not {len(m.pieces)}")
         if any(p.offset < 0 or p.records <= 0 for p in m.pieces):
-            return InvalidRequest("a piece of a copy has an offset, and records")
+            return InvalidRequest("a piece of a copy must have an offset, and records")
         end = m.base_sequence + sum(piece.records for piece in m.pieces)
         if min(m.producer_id, m.producer_epoch, m.base_sequence) < 0 or end > SEQUENCE_MAX:
-            return InvalidRequest("a producer's number, epoch and sequences are not negative")
+            return InvalidRequest("a producer's id, epoch and sequence must not be negative")
         return None
 
     # --- reading --------------------------------------------------------------------------------
@@ -222,8 +220,8 @@ class BatchCopies:
             if isinstance(m.error, NotLeader):
                 # The client would mistake NotLeader for an answer about the target partition.
                 raise ReplicaNotAvailable(
-                    f"{self._host.me} does not lead {m.topic}/{m.partition}, so it copies nothing "
-                    "of it"
+                    f"{self._host.me} does not lead {m.topic}/{m.partition}, so it cannot copy "
+                    "from it"
                 )
             if m.error is not None:
                 raise m.error
@@ -232,7 +230,7 @@ class BatchCopies:
             if len(job.pieces) == left and job.number in self._jobs:
                 piece = job.pieces[0]
                 raise ReplicaNotAvailable(
-                    f"{m.topic}/{m.partition} does not show offset {piece.offset} yet; try again"
+                    f"{m.topic}/{m.partition} is not readable at {piece.offset} yet; try again"
                 )
         except PymqError as error:
             if job.number in self._jobs:
@@ -244,7 +242,7 @@ class BatchCopies:
         self._line_up(job)
 
     def _append(self, job: _Job, m: Fetched, now: int) -> None:
-        """Append the requested ones among the fetched batches.
+        """Append those of the fetched batches that the request names.
 
         Raises:
             InvalidRequest: the partition has other batches at these offsets.

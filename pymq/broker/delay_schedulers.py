@@ -134,7 +134,7 @@ class DelaySchedulers:
             leader = partition.opened.leader if partition is not None else None
             self._host.reply(source, Cancelled(m.id, error=NotLeader.of(name, leader)), now)
         elif m.topic_id not in ("", topic_id := partition.state.topic_id):
-            another = f"{name} is not of the topic {m.topic_id}, but of another of its name"
+            another = f"{name} belongs to another topic of that name, not to {m.topic_id}"
             error = NotLeader(another, leader=None, topic_id=topic_id)
             self._host.reply(source, Cancelled(m.id, error=error), now)
         elif scheduler is None or not 0 <= m.offset < self.end(name):

@@ -226,7 +226,7 @@ class BrokerEnvironment:
             self._refuse(source, m, error, now)
             return
         if m.topic_id not in ("", topic_id := partition.state.topic_id):
-            why = f"{partition.name} is not of the topic {m.topic_id}, but of another of its name"
+            why = f"{partition.name} belongs to another topic of that name, not to {m.topic_id}"
             self._refuse(source, m, NotLeader(why, leader=None, topic_id=topic_id), now)
             return
         if isinstance(m, Produce):

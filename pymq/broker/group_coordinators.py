@@ -48,7 +48,7 @@ from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
-FIRST_EPOCH = 1  # of a partition; each leader has a later one
+FIRST_EPOCH = 1  # the epoch of a partition's first block; later leaders have higher epochs
 LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
 
 OneGroup = (
@@ -158,7 +158,7 @@ class GroupCoordinators:
         coordinator.step(source, m, now)
 
     def grown(self, growth: Growth, now: int) -> None:
-        """Lease the new records of a partition of this broker to members that wait for some."""
+        """Lease the new records of a partition of this broker to members that wait for records."""
         for index in dict.fromkeys(self.awaited[growth.name.topic].values()):
             coordinator = self.by_index.get(index)
             if coordinator is not None:

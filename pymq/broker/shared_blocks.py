@@ -44,7 +44,7 @@ class SharedBlocks:
             self._peers.failed.pop(key, None)
 
     def drop(self, partition: Partition, now: int) -> None:
-        """Remove a partition that this broker no longer hosts, and that has no more *peers*."""
+        """Remove a partition that this broker no longer hosts, and which has no peers here."""
         self.look(partition, now)
         self._names.pop(partition, None)
         self._peers.failed.pop((partition.state.topic_id, partition.state.index), None)

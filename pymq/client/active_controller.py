@@ -1,4 +1,4 @@
-"""Chooses the zkserver to which a client sends its requests: presumably the active one."""
+"""Chooses the zkserver to which a client sends its requests: the one that is probably active."""
 
 from __future__ import annotations
 

@@ -82,11 +82,11 @@ def sender_config(
     mode = None if acks is None else AckMode.of(acks)
     if producer_id is not None and mode is AckMode.NONE:
         raise ConfigError(
-            "producer_id needs answers, by which its records are counted: take acks='leader' or "
+            "producer_id needs acknowledgements, which count its records: use acks='leader' or "
             "'raft', or leave producer_id out"
         )
     if mode is AckMode.UNSET:
-        raise ConfigError("acks='unset' is for partitions; leave it out to take theirs")
+        raise ConfigError("acks='unset' is for partitions; without acks=, their mode applies")
     return SenderConfig(
         mode,
         linger_ms,

@@ -276,7 +276,7 @@ class Router(Outbox):
         """The reason why no leader is known, as text for users."""
         if self.silent is not None:
             return f"{self.silent} did not answer"
-        return "it is being asked for" if topic in self._refreshing else "none was elected yet"
+        return "a zkserver was asked" if topic in self._refreshing else "none was elected yet"
 
     def refused(self, topic: str, partition: str, asked: str, error: PymqError) -> bool:
         """Note that the broker *asked* is no leader; returns whether another leader is known."""

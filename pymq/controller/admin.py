@@ -196,7 +196,7 @@ class AdminHandler:
             if image.node.acks is AckMode.UNSET:
                 raise PartitionUnset(f"{m.topic}/{m.partition} has no ack mode and no replicas yet")
             if not m.replicas or len(set(m.replicas)) != len(m.replicas):
-                raise InvalidRequest("name at least one broker, and each once")
+                raise InvalidRequest("replicas must name at least one broker, and none twice")
             away = [name for name in m.replicas if name not in self._members]
             if away:
                 raise NotEnoughBrokers(f"not alive: {', '.join(away)}")
@@ -261,8 +261,8 @@ class AdminHandler:
             )
             if needed > len(rest):  # refuse unless all partitions can move
                 raise NotEnoughBrokers(
-                    f"it needs {clause(needed, 'other broker', 'that is', 'that are')} alive, "
-                    f"and there {'is' if len(rest) == 1 else 'are'} {len(rest)}",
+                    f"{clause(needed, 'other live broker', 'is', 'are')} needed for its blocks, "
+                    f"but there {'is' if len(rest) == 1 else 'are'} {len(rest)}",
                     needed=needed,
                     available=len(rest),
                 )

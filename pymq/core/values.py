@@ -4,8 +4,8 @@
 ``value`` is only slotted     A frozen attrs class takes four times as long to create, and every
                               request creates values. For the type checker it is frozen.
 ``value`` shares three        ``__eq__``, ``__hash__`` and ``__repr__`` serve all classes. To
-methods                       generate them for over a hundred took 30 ms of ``import pymq``.
-attrs generates ``__init__``  on first use (:class:`_Later`). This took half of ``import pymq``,
+methods                       generate them for each class took 30 ms of ``import pymq``.
+attrs generates ``__init__``  on first use (:class:`_Later`), since this took half of an import,
                               and most processes use a third of the classes (docs/decisions/0069).
 ============================  ====================================================================
 

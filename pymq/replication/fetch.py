@@ -33,7 +33,7 @@ HAS_LED = b"led"  # the state that a leader saves before it accepts records
 class Follower:
     """The leader's state of a follower."""
 
-    end: int  # the end of the follower's log, as far as it is as durable as the ack mode requires
+    end: int  # the follower has all records before it, as durable as the ack mode requires
     # the time when the follower last had all records, while the leader was running
     caught_up_at: int
     incarnation: int = 0  # incarnation of the follower that reported *end*; 0: none did

@@ -74,7 +74,7 @@ class Cluster:
         **knobs: Any,
     ) -> None:
         if brokers < 1 or zkservers < 1:
-            raise ConfigError(f"brokers={brokers}, zkservers={zkservers}: there must be one")
+            raise ConfigError(f"brokers={brokers}, zkservers={zkservers}: at least one each")
         check_options(knobs, (field.name for field in attrs.fields(Knobs)))
         self.knobs = Knobs(**knobs)
         self.seed = seed

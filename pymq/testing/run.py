@@ -1,4 +1,4 @@
-"""Runs a plan in two phases: a phase with faults checks safety, a phase without checks progress.
+"""Runs a plan in two phases: the phase with faults tests safety, the phase after it progress.
 
 The first phase checks safety: the checkers of :mod:`pymq.testing.checkers.rules` watch each event.
 Then the faults end, and within a bound everything must work again: each send gets its answer, each

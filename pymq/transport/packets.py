@@ -189,7 +189,7 @@ class PacketTransport(ABC, Generic[P]):
         if self.outbox.loaded:
             for peer in self.outbox.cut_stalled(now):
                 self.cut += 1
-                self._lose(self._forget(peer), f"{peer.name} took nothing for too long")
+                self._lose(self._forget(peer), f"{peer.name} read nothing for too long")
 
     @abstractmethod
     def _forget(self, peer: P) -> int:

@@ -274,7 +274,7 @@ def decode(
         raise InvalidRequest("the header is not a list that begins with a version")
     if not VERSIONS[0] <= rows[0] <= VERSIONS[1]:
         raise InvalidRequest(
-            f"protocol version {rows[0]} is not supported, but {VERSIONS[0]} to {VERSIONS[1]}",
+            f"protocol version {rows[0]} is not supported; use {VERSIONS[0]} to {VERSIONS[1]}",
             first=VERSIONS[0],
             last=VERSIONS[1],
         )
@@ -292,7 +292,7 @@ def decode(
         if source and _PART(source) is None:
             # The name appears in logs, and a name with a dot would be that of another node's
             # machine.
-            raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
+            raise InvalidRequest("a machine's name may have only A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:
             # the message may have had payload, so later messages cannot be matched with frames

@@ -822,7 +822,7 @@ def test_a_flag_is_no_partition_and_a_name_needs_answers() -> None:
                 await producer.send("t", b"x", partition=False)
             with pytest.raises(errors.UnknownPartition, match="False"):
                 await producer.send_many("t", [b"x"], partition=False)
-        with pytest.raises(errors.ConfigError, match="producer_id needs answers"):
+        with pytest.raises(errors.ConfigError, match="producer_id needs acknowledgements"):
             await mq.producer(producer_id="loader", acks="none")
 
     play(script)

@@ -94,8 +94,8 @@ def test_batches_are_copied_once_under_the_numbers_that_were_asked_for() -> None
     [
         ((Piece("0", 0, 3),), "has no batch of 3 records at offset 0"),
         ((Piece("0", 1, 1),), "has no batch of 1 record at offset 1"),
-        ((Piece("0", 0, 0),), "a piece of a copy has an offset, and records"),
-        ((Piece("0", -1, 1),), "a piece of a copy has an offset, and records"),
+        ((Piece("0", 0, 0),), "a piece of a copy must have an offset, and records"),
+        ((Piece("0", -1, 1),), "a piece of a copy must have an offset, and records"),
         ((Piece("0", 0, 1),) * (PIECES_MAX + 1), f"at most {PIECES_MAX} pieces"),
     ],
 )

@@ -136,7 +136,9 @@ class Admin(Handle):
         """
         check_topic(topic)
         if not config:
-            raise ConfigError("nothing is to be changed: name an option, as retention_bytes=...")
+            raise ConfigError(
+                "alter_topic() needs an option to change, such as retention_bytes=..."
+            )
         chosen = dict(config)
         TopicConfig.of(chosen)
         self.questions.ask(lambda r: msg.AlterTopic(r, topic, chosen))
@@ -360,8 +362,8 @@ class Admin(Handle):
         """Balance leaders over the brokers now; the controller also does this periodically.
 
         One partition after the other gets a new leader among its in-sync replicas. Returns the
-        number of partitions that will get one; ``cluster()`` shows how many partitions each broker
-        leads.
+        number of partitions that will get a new leader; ``cluster()`` shows how many partitions
+        each broker leads.
         """
         return int(self.questions.ask(msg.BalanceLeaders))
 

@@ -292,7 +292,7 @@ class Requests:
             route.why(self._router) or f"{route.asked} did not answer" for route in missing.values()
         ]
         more = f", and {plural(len(whys) - 1, 'partition')} more" if len(whys) > 1 else ""
-        return f"not within {timeout:g} s: {whys[0]}{more}"
+        return f"no answer within {timeout:g} s: {whys[0]}{more}"
 
     def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:
         """Return a group's state, from its coordinator."""
@@ -336,7 +336,7 @@ class Requests:
                 left = until - self._driver.monotonic()
                 if left <= 0:
                     raise RequestTimeout(
-                        f"the coordinator of group {group!r}, not within {timeout:g} s: {error}"
+                        f"group {group!r} got no answer within {timeout:g} s: {error}"
                     ) from error
                 self._distrust(group, coordinator, error)
             self._driver.pause(pause)

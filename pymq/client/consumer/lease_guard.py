@@ -73,4 +73,6 @@ class LeaseGuard:
         """Return the error for a caller that got no answer of the coordinator in time."""
         group = self._worker.group
         why = self._worker.trouble() or f"the coordinator of group {group!r} did not answer"
-        return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)
+        return RequestTimeout(
+            f"no answer within {timeout:g} s: {why}" if timeout is not None else why
+        )

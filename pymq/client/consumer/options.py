@@ -48,7 +48,7 @@ class CalledElsewhere:
         raise AssertionError("the event loop calls the application")
 
 
-_READER_HAS_NONE = "is for groups: a consumer with mode='psb' has none"
+_READER_HAS_NONE = "is for groups: mode='psb' has no such option"
 _MODES = {"group": "ptp", "reader": "psb"}  # the names that the documentation uses
 
 
@@ -96,7 +96,7 @@ def consumer_options(
     _check_mode(group, mode, partition, offset)
     given: object = rack
     if given is not None and not (isinstance(given, str) and given):
-        raise ConfigError(f"rack={rack!r} must be the name of a rack, as brokers are given")
+        raise ConfigError(f"rack={rack!r} must be a string, the name of a rack")
     chosen: dict[str, Any] = {**GROUP_DEFAULTS, **options}
     check_flag("auto_ack", chosen["auto_ack"])
     check_callback("on_assigned", chosen["on_assigned"])
@@ -131,22 +131,24 @@ def _check_push(delivery: str, on_record: object, credit: int) -> None:
     check_range("credit", credit, 1, CREDIT_MAX)
     check_callback("on_record", on_record)
     if (delivery == "push") != (on_record is not None):
-        raise ConfigError("on_record goes with delivery='push', and the other way round")
+        raise ConfigError("on_record= and delivery='push' require each other")
     if delivery == "pull" and credit != CREDIT:
-        raise ConfigError("credit goes with delivery='push'; poll(max_records=) bounds a pull")
+        raise ConfigError(
+            "credit goes with delivery='push'; otherwise poll(max_records=) sets a limit"
+        )
 
 
 def _check_mode(
     group: str | None, mode: str, partition: str | int | None, offset: int | str | None
 ) -> None:
     if mode == "psb" and group is not None:
-        raise ConfigError("a psb consumer reads on its own: it has no group")
+        raise ConfigError("a consumer with mode='psb' has no group: leave out group=")
     if mode == "ptp" and partition is not None:
-        raise ConfigError("a ptp consumer's partitions are assigned; use mode='psb' to choose")
+        raise ConfigError("the group assigns partitions; only mode='psb' can choose them")
     if mode == "ptp" and offset is not None:
         raise ConfigError(
             "a group has its own offset: offset= goes with mode='psb'. A new group begins at "
-            "auto_offset_reset=, and mq.reset_group() moves one that has no members"
+            "auto_offset_reset=, and mq.reset_group() moves a group without members"
         )
 
 
@@ -164,8 +166,8 @@ def dead_letter_topic(options: ConsumerOptions) -> str | None:
     if not group.max_deliver and not group.buries_expired:
         if dead_letter is not None:
             raise ConfigError(
-                "dead_letter needs max_deliver above 0, or expired='dead_letter': nothing is given "
-                "up without"
+                "dead_letter needs max_deliver above 0, or expired='dead_letter': otherwise no "
+                "record is ever moved there"
             )
         return None
     name = f"{topic}{DEAD_LETTER}" if dead_letter is None else dead_letter

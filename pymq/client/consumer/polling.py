@@ -199,7 +199,7 @@ class Polling:
             self._undertaker.flush()
             for view, _ in views:
                 # Acknowledge the expired records only after the application got the others, because
-                # it acknowledges whole batches.
+                # the application acknowledges whole batches.
                 worker.settler.handed.out(view)
                 worker.settler.acknowledge(view, self._driver.loop.clock())
 

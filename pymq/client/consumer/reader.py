@@ -328,8 +328,8 @@ class Reader(ConsumerMachine):
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # By the broker's answer the log never reached this position. The broker may be a former
-            # leader that does not know its successor.
+            # According to the broker, the log never reached this position. The broker may be a
+            # former leader that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
         if pause is not None:
@@ -472,7 +472,7 @@ class Reader(ConsumerMachine):
         result.search.done.finish()
 
 
-_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")
+_NOTHING = ReplicaNotAvailable("the broker lacks records that it should have")
 
 
 def _place(topic: str, cursor: Cursor) -> dict[str, object]:

@@ -96,7 +96,7 @@ def _handle_idle(consumer: Consumer, assigned: tuple[str, ...]) -> str | None:
     if worker is not None and not worker.membership.is_joined:
         return f"it is joining group {consumer.group!r}"
     if not assigned:
-        return f"group {consumer.group!r} has assigned it nothing"
+        return f"group {consumer.group!r} has assigned no partition to it"
     return None
 
 
@@ -121,8 +121,8 @@ def _group_idle(
         return f"other consumers still work on records of {', '.join(awaited)}"
     if full := [p for p in behind if p in offsets and offsets[p].is_full]:
         return (
-            f"its group has so much open of {', '.join(full)} that nothing new is handed out "
-            "before its oldest records are acknowledged"
+            f"its group has too many unacknowledged records of {', '.join(full)}, so it gets no "
+            "new records before the oldest ones are acknowledged"
         )
     held = sum(offsets[p].in_flight for p in behind if p in offsets)
     later = sum(offsets[p].waiting for p in behind if p in offsets)

@@ -185,7 +185,7 @@ class PartitionRoute:
         """Handle an error; returns the milliseconds until the retry, or None if it is final."""
         before = self.trouble
         self.tries += 1
-        # an error of a replica chosen here does not explain the trouble, the leader's does
+        # the leader's error explains the trouble, not the error of a replica chosen here
         if not self.is_chosen:
             self.trouble = f"{self.asked}: {error}"
         # Retry at once the first time, and later after a pause, since brokers may name each other

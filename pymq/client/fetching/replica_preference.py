@@ -58,7 +58,7 @@ def preferred(
         return leader
     found = live(router, topic, partition)
     if leader not in found:
-        return leader  # The leader is newer than the list of replicas.
+        return leader  # The list of replicas was made before this leader was elected.
     if preference.rack is not None:
         racks = router.metadata.racks(topic)
         near = [name for name in found if racks.get(name) == preference.rack]
@@ -72,6 +72,6 @@ def preferred(
 
 
 def _one_of(names: list[str], preference: Preference, partition: str) -> str:
-    """Return always the same replica for a reader and a partition, to use its caches."""
+    """Return the same replica each time for a reader and a partition, to use its caches."""
     names = sorted(names)
     return names[crc32(f"{preference.name}/{partition}".encode()) % len(names)]

@@ -289,8 +289,8 @@ class Acknowledger:
         self._timers.drop(("settle", m.id))
         self._membership.coordinator.answered()
         if settlement.tries == 1 or self._was_fenced:
-            # After a retry this proves nothing, because the first try may have acknowledged the
-            # records.
+            # After a retry a refusal proves nothing, because the first try may have acknowledged
+            # the records.
             self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
@@ -301,7 +301,7 @@ class Acknowledger:
         if error is None and self._forfeited and is_waited_for:
             error = FencedMember(
                 f"{self._forfeited} acknowledgements have failed, because the coordinator has "
-                "changed or had given this consumer up, so those records are delivered again"
+                "changed or has removed this consumer, so those records are delivered again"
             )
             self._forfeited = 0
         settlement.finish(error)

@@ -273,9 +273,10 @@ class LeasePace:
         self._limit = max(1, min(fitting, max(records, self._limit) * GROWTH))
 
     def expected_ms(self, records: int) -> int | None:
-        """How long the application will take for *records*, which are the last that it leased.
+        """Return how many milliseconds the application will take for *records*, the last lease.
 
-        None if its speed is not known, or if it has chosen how many records to lease.
+        The result is None if the application's speed is not known, or if the option ``prefetch``
+        sets the number of records to lease.
         """
         if self._each_ms is None or self._prefetch:
             return None
@@ -283,18 +284,18 @@ class LeasePace:
 
 
 class LeaseAhead:
-    """Asks for the next records shortly before the application polls for them.
+    """Requests the next records shortly before the application polls for them.
 
     A lease and the fetch of its records take two round trips, during which the application would
-    have nothing to do. The member knows about when the application will have finished, and asks
-    `LEAD_MS` earlier. It must not ask much earlier: while records wait for a busy application,
-    another member may be idle. Records that come too early are returned
+    have nothing to do. The member estimates when the application will have finished, and sends the
+    request `LEAD_MS` earlier. The request must not be much earlier: while records wait for a busy
+    application, another member may be idle. Records that come too early are returned
     (:meth:`~pymq.client.group.undelivered_records.UndeliveredRecords.return_surplus`). If the last
-    lease took all records that there were, the member does not ask ahead: an idle member may get
-    the next ones, and the request would cost time for nothing.
+    lease took all available records, the member sends no early request: an idle member may get the
+    next records, and the request would be wasted.
 
-    The member asks ahead for records without an order only. An application that returns a record
-    with ``nack`` gets it again before later ones of its key.
+    An early request gets only records without an order. So if an application returns a record with
+    ``nack``, the group delivers this record again before later records of its key.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class LeaseAhead:
         self._driver.arm(due, self._name)
 
     def ask(self, now: int) -> None:
-        """Ask for records, unless the application polls, or some wait for it already."""
+        """Request records, unless the application polls or records already wait for it."""
         self.due = NEVER
         requests, undelivered = self._requests, self._undelivered
         if not undelivered.is_at_work or undelivered.are_coming or not requests.is_free:

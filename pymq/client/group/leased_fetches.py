@@ -343,4 +343,4 @@ class LeasedFetches:
         return last
 
 
-_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")
+_NOTHING = ReplicaNotAvailable("the broker lacks records that it should have")

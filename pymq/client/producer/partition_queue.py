@@ -122,7 +122,7 @@ class PartitionQueue:
         self.is_armed = False
         # whether a thread waits for the open batch, so that the machine will close it
         self.is_due = False
-        # the time since which the open batch is due but cannot be sent; -1: not so
+        # the time since which the open batch is due but cannot be sent; -1: no such batch
         self.held_at = -1
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
         self.waiters: deque[threading.Lock] = deque()  # locks of threads that wait for all answers

@@ -47,7 +47,7 @@ __all__ = ["PartitionQueue", "Sender", "SenderConfig"]
 # A batch without an answer is resent after this time, which then doubles each time, up to ...
 REQUEST_MS = 2_000
 REQUEST_MAX_MS = 16_000
-# 1/16 of the requests in flight: fewer new requests than that wait, to share a packet
+# 1/16 of the requests in flight; fewer new requests than that wait, so that they share a packet
 SHARE = 16
 
 

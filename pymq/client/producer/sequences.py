@@ -16,7 +16,7 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.errors import OutOfOrderSequence
 
 ANSWER_MS = 500  # after this long without an answer, the broker may have lost its leadership
-DOUBTS = 2  # number of reports after which a partition has lost records
+DOUBTS = 2  # number of reports of a gap after which records count as lost
 
 
 class Sequences:

@@ -153,5 +153,5 @@ class Journal:
     def fenced(self) -> ProducerFenced:
         """Return the error for a redrive that a later redrive has replaced."""
         return ProducerFenced(
-            f"another redrive of {self._of.topic!r} has begun, and goes on from here"
+            f"another redrive of {self._of.topic!r} has begun, and continues this one"
         )

@@ -139,7 +139,9 @@ class Requester:
             while pending.reply is None:
                 left = until - self._monotonic()
                 if left <= 0:
-                    raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
+                    raise RequestTimeout(
+                        f"no reply of {service!r} in time; the service may still act"
+                    )
                 self.read(pending, min(left, pause))
                 pause = CHECK_S
                 if pending.reply is None:

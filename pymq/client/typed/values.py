@@ -56,7 +56,7 @@ class Values(Generic[T]):
         try:
             return self.codec.encode(value)
         except Exception as error:
-            raise ValueNotEncoded(f"no value of topic {self.topic!r}: {error}") from error
+            raise ValueNotEncoded(f"not a value of topic {self.topic!r}: {error}") from error
 
     def unknown(self, records: Iterable[Record]) -> set[bytes]:
         """Return the fingerprints of schemas that :meth:`learn` has to look up first."""

@@ -133,9 +133,7 @@ class BrokerRegistry:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
-        """Whether the zkserver has registered *node* and sent it all states, which it has not
-        confirmed.
-        """
+        """Whether the zkserver has registered *node* and waits until it confirms all states."""
         known = self._commits.image.brokers.get(node.name)
         return (
             node.name not in self._registering

@@ -183,7 +183,7 @@ def roll(
     node, block = image.node, image.open_block
     wanted = wanted or Wanted()
     if block.number != sealed.block:
-        raise StaleEpoch(f"{name} has been rolled by another")
+        raise StaleEpoch(f"{name} was already rolled")
     replicas = succeed(draft.image, members.able(name) or members.live, name, wanted, holders)
     if not replicas:
         raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
@@ -232,7 +232,7 @@ def _holding(
         if broker in holders and has_storage(draft.image, block, broker)
     )
     if holders and not holding and sealed.end > block.start:
-        raise ReplicaNotAvailable(f"the disks of all that hold {name} to its end were replaced")
+        raise ReplicaNotAvailable(f"all disks that held {name} up to its end were replaced")
     return holding
 
 

@@ -306,8 +306,9 @@ def offsets_topic(
 
     *brokers* is the number of live brokers.
 
-    The topic's ack mode is ``raft`` if a majority survives the loss of one broker. Of two replicas,
-    each must be able to continue alone, so the mode is then ``leader``, with its in-sync set.
+    The topic's ack mode is ``raft`` if a majority survives the loss of one broker. If there are
+    only two replicas, each must be able to continue alone, so the mode is ``leader``, which has an
+    in-sync set.
     """
     names = tuple(str(index) for index in range(partitions))
     acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER
@@ -335,7 +336,7 @@ def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     if m.group is not None:
         check_name(m.group, "group name")
     if m.mode not in MODES:
-        raise InvalidRequest(f"a subscription is of mode {' or '.join(MODES)}")
+        raise InvalidRequest(f"a subscription's mode must be {' or '.join(MODES)}")
     node = SubscriptionNode(m.name, m.topic, m.mode, m.group, m.partition)
     path = paths.subscription(m.topic, m.name)
     _check_subscriber(topic, m, source)

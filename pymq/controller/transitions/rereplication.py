@@ -84,14 +84,14 @@ def choose(
     if removing is None:
         return None
     if not _alive(block, live):
-        return "no broker that holds all of it is alive"
+        return "no live broker holds all of it"
     if found.open_block.replicas == (removing,):
         # Recovery of the open block may need this block's producer table
         # (pymq.core.block.recovery).
-        return "the block that takes records is on that broker alone"
+        return "the open block is on that broker alone"
     adding = _target(image, live, block, removing, wanted)
     if adding is None:
-        return "no other broker that is alive may be given a copy"
+        return "no other live broker may get a copy"
     return Move(adding, removing)
 
 
@@ -199,10 +199,10 @@ def _why(
     block: BlockNode,
 ) -> str:
     if block.end is None:
-        return "it takes records, and no roll has moved it yet"
+        return "it is open, and no roll has moved it yet"
     if block.move is not None:
         if is_stuck(image, live, (name, block.number)):
-            return "a copy was begun, and waits for a broker that is away"
+            return "its copying has begun, and waits for a dead broker"
         return "it is being copied"
     found = choose(image, live, lost, (name, block.number))
     return found if isinstance(found, str) else "it waits for its turn to be copied"

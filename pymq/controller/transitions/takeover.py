@@ -5,7 +5,7 @@
 | fetch | any one replica of the committed in-sync set |
 | fetch, all in-sync disks replaced | all that were in sync until their restart (see below) |
 | Raft, a majority can vote | no replica is asked: the block elects another leader |
-| Raft, no majority can vote | enough that the others are no majority: one of two, two of four |
+| Raft, no majority can vote | so many that the others are no majority: one of two, two of four |
 
 A block with fetch replication (a fetch block) cannot elect a leader. In a block with Raft
 replication, every committed record is on a majority.
@@ -15,8 +15,8 @@ restart count instead, provided that the leader cannot have committed records wi
 afterwards. Together, these replicas have all committed records that were synced before the restart.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
-take-over of a Raft block no leader can be elected, because it would need the vote of a replica that
-has answered the seal request, and such a replica no longer votes.
+take-over of a Raft block no leader can be elected: a candidate would need the vote of a replica
+that has answered the seal request, and such a replica no longer votes.
 
 With fewer replicas, committed records may be lost. The partition then continues in two cases only:
 its topic has ``unclean_election`` and no needed replica is expected back, or an administrator
@@ -153,12 +153,12 @@ def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str 
     elif block.leader in live or is_enough(block, live):
         return None
     else:
-        what = "no replica that is known to hold all that was committed is alive"
+        what = "no live replica is known to hold all committed records"
     lost = [broker for broker in block.replicas if broker not in left]
     away = [broker for broker in left if broker not in members]
     offline = [f"{broker}: {why}" for broker in left if (why := members.offline.why(broker, name))]
     told = [f"the disk of {' and '.join(lost)} was replaced"] if lost else []
     told += [f"{' and '.join(away)} did not answer for a session"] if away else []
     told += offline
-    hint = "wait for them" if away else "nothing brings it back by itself"
+    hint = "wait for them" if away else "this does not end by itself"
     return f"{what}: {'; '.join(told)}; {hint}, or continue without them with recover_partition()"

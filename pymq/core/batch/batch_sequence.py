@@ -56,9 +56,9 @@ def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
 
     A follower calls this for batches of its leader. *durable* describes the disk of the broker that
     stores the batch, so the follower passes the offset before which *its own* disk holds all
-    batches, at most the start of *data*. The function checks header and body of each batch, and
-    that each batch continues the previous one, with the next offset and no earlier epoch. The
-    caller checks that the first one continues the log. Bodies are not copied.
+    batches. This offset is at most the start of *data*. The function checks header and body of each
+    batch, and that each batch begins where the previous one ends and has no earlier epoch. The
+    caller checks that the first batch continues the log. Bodies are not copied.
 
     Raises:
         CorruptBatch: *data* is not an unbroken sequence of whole, sound batches.

@@ -23,7 +23,7 @@ from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
-KAFKA_RECORDS_MAX = 1_000_000  # of a Kafka batch: more would take longer than 0.6 s to decode
+KAFKA_RECORDS_MAX = 1_000_000  # in a Kafka batch; more would take over 0.6 s to decode
 KAFKA_SLACK = 12  # Kafka's default for its largest batch is 1 MiB and these bytes
 ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
 # milliseconds; a record may be at most this much older than the first record of its batch (32-bit
@@ -79,7 +79,7 @@ def check_form(batch: EncodedBatch) -> None:
     if (headers := batch.column(columns.HEADERS)) is not None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
-        # this access checks the column of offsets; compaction writes that column
+        # Reading this property checks the column of offsets, which only compaction writes.
         _ = batch.offsets
 
 
@@ -124,7 +124,7 @@ def check_produced(batch: EncodedBatch, latest_ms: int | None) -> None:
     if newest > last:
         raise InvalidRequest("a record is later than the max timestamp of its batch")
     if least < 0:
-        raise InvalidTimestamp(f"a record's time is {least}; milliseconds since 1970 are from 0 on")
+        raise InvalidTimestamp(f"a record's time is {least}; it must not be before 1970 (0 ms)")
     if latest_ms is not None and last > latest_ms:
         raise InvalidTimestamp(
             f"a record's time is {last}, {last - latest_ms} ms later than the topic's "

@@ -180,7 +180,7 @@ def find_run(column: Buffer, count: int) -> RecordRun | None:
     if prefix == 0 or len(view) != start + count * stride or bytes(view[:start]) != head:
         return None
     if count == 1:
-        return RecordRun(view[start:], prefix, size)  # No other head occurs.
+        return RecordRun(view[start:], prefix, size)  # There is no other head to compare.
     # The total length is right. Each value must also have the same head. Stepping through a view
     # costs 5 ns an item, so short values are copied first.
     data = bytes(view) if stride <= _COPIED else view

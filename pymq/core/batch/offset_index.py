@@ -16,7 +16,7 @@ from zlib import crc32
 from pymq.core.batch.header import Header
 from pymq.errors import CorruptMetadata
 
-GAP = 32 << 10  # bytes; a reader passes 100 headers if a batch has 300 bytes
+GAP = 32 << 10  # bytes; if batches have 300 bytes, a reader steps through up to 100 headers
 
 _HEAD = struct.Struct("<4sHHIQ")  # magic, version, zero, count, next position
 _MAGIC = b"PMQI"

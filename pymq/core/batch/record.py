@@ -275,7 +275,7 @@ class EncodedBatch:
 
     @classmethod
     def sealed(cls, header: Header, body: Buffer) -> Self:
-        """Compute both CRCs over *header*, whose own CRC fields are ignored, and *body*."""
+        """Make a batch and compute both of its CRCs; the CRC fields of *header* are ignored."""
         packed = HEADER.pack(*header)
         signed = packed[SIGNED:]
         batch_crc = crc32(body, crc32(signed))
@@ -302,7 +302,7 @@ class EncodedBatch:
         )
 
     def renamed(self, producer_id: int, producer_epoch: int, base_sequence: int) -> EncodedBatch:
-        """Return this batch under another producer's numbers, without decoding it."""
+        """Return this batch with another producer's id, epoch and sequence, without decoding it."""
         header = self.header._replace(producer_id=producer_id)
         renamed = EncodedBatch(self.head, self.body, header, is_sound=self.is_sound)
         return renamed.numbered(producer_epoch, base_sequence)

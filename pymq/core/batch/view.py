@@ -142,7 +142,7 @@ class RecordBatch:
 
     @property
     def batch_crc(self) -> int:
-        """The CRC of the whole batch, which tells it from other batches at the same offset."""
+        """The CRC of the whole batch, which distinguishes batches at the same offset."""
         return self.batch.header.batch_crc
 
     @property

@@ -62,6 +62,6 @@ class BlockOffsets:
         return self.high_watermark >= self.log.epochs[-1][1]
 
     def start_over(self) -> None:
-        """Restart the replica's log; what consumers could read before stays readable."""
+        """Restart the replica's log; records that consumers could read before stay readable."""
         self.visible = self.high_watermark
         self.replicator = None

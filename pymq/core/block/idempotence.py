@@ -3,8 +3,8 @@
 A producer numbers its records in each partition, from 0 on. Its next batch must begin with the
 number after the last record. A batch that begins earlier is a duplicate; the answer names the
 offset of the first copy. If a batch begins later, an earlier batch was lost on the way. A higher
-producer epoch fences lower ones and continues their numbers, so a restarted producer learns from
-the number how many of its records were written.
+producer epoch fences lower ones and continues their numbers. So a restarted producer asks for the
+next number, and thereby learns how many of its records were written.
 
 Producers of Kafka's protocol, whose batches have body format 2, follow Kafka's rules. Their numbers
 begin at 0 with each epoch and after 2^31 - 1, and a producer that is unknown here may begin with
@@ -18,8 +18,8 @@ roll leaves out unnamed producers that were silent for too long (Kafka's
 ``producer.id.expiration.ms``). If the table is still too large, the roll also leaves out the
 producers that were silent longest. The replica that seals the block decides this by its own clock,
 and all replicas of the next block begin with the same table. Wall clocks may be set, and the clocks
-of two brokers differ. So the table adds up the time between readings of the clock, and counts at
-most a minute for each.
+of two brokers differ. So the table measures silence by adding up the times between readings of the
+clock, each of which counts as a minute at most.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProducerState(NamedTuple):
 
 
 def hashed_id(name: str) -> int:
-    """Return the id that a name had before the cluster assigned ids."""
+    """Return the producer id of a name as older versions computed it, by a hash."""
     from hashlib import blake2b  # imported here: it loads OpenSSL, and few producers have names
 
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
@@ -94,8 +94,8 @@ def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
 def _repeat(header: Header, known: ProducerState) -> int | PymqError | None:
     """Return the offset of the batch if the table remembers the batch, else None.
 
-    The error says that another batch has the same sequence. The same sequence under another epoch
-    is also another batch: the producer gave up the first one.
+    The result is an error if the table remembers a different batch with the same epoch and
+    sequence. A batch of another epoch is not a duplicate: the producer gave up the earlier batch.
     """
     wanted = (header.producer_epoch, header.base_sequence, header.count)
     for epoch, sequence, count, offset, crc in known.batches:
@@ -197,8 +197,8 @@ class ProducerTable:
                 return None
             mark("producers.unknown")
             return OutOfOrderSequence(
-                f"nothing is known of producer {header.producer_id}, "
-                f"but its batch begins at {header.base_sequence}",
+                f"producer {header.producer_id} is unknown in this partition, "
+                f"but its batch begins at sequence {header.base_sequence}",
                 expected=0,
             )
         producer_epoch = header.epoch_high << EPOCH_HALF | header.epoch_low

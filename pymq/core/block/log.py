@@ -37,7 +37,7 @@ from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock
 
 # A checkpoint is written after this many bytes or batches, to limit the work of a recovery.
-# Recovery takes 25 us for each batch, which makes 0.4 s between two checkpoints.
+# Recovery takes 25 us for each batch, so at most 0.4 s for the batches after a checkpoint.
 CHECKPOINT_BYTES = 32 << 20
 CHECKPOINT_BATCHES = 16_384
 
@@ -110,9 +110,9 @@ class BlockLog:
         self.unwritten: list[EncodedBatch] = []  # stamped batches for the next write
         self._write_end = start  # the log's end after the write in progress ...
         self._write_size = 0  # ... and the size of that write
-        self._durable_end = start  # everything before this offset is synced to disk ...
-        self._durable_then = start  # ... before this one after the write in progress ...
-        self._durable_soon = start  # ... and before this one after the requested syncs
+        self._durable_end = start  # everything before this offset is synced to disk
+        self._durable_then = start  # value of _durable_end after the write in progress
+        self._durable_soon = start  # value of _durable_end after the requested syncs
         # the write that created the block on this broker, if any ...
         self._create: CreateBlock | None = None
         self._beginning: list[Write] = []  # ... and the writes that a failed creation must repeat
@@ -192,7 +192,7 @@ class BlockLog:
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
         self._batches = len(found.headers)
         self.unwritten, self.is_writing = [], False
-        # The recovered state replaces the snapshot that the create would write.
+        # The recovered state replaces the snapshot that the creation of the block would write.
         self._beginning = []
         self._recent = RecentBatches() if self._is_shared else None
         self.is_recovering = False

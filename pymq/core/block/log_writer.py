@@ -67,7 +67,7 @@ class LogWriter:
     # --- writing --------------------------------------------------------------------------------
 
     def flush(self, ready: Ready, committed: int, now: int, *, must_sync: bool) -> int:
-        """Add the pending write to *ready*; returns when the write must be synced, unless at once.
+        """Add the pending write to *ready*; returns when a later sync is due, or NEVER.
 
         *committed* is the high watermark for the next checkpoint.
         """

@@ -141,7 +141,7 @@ class Recovery:
         return first
 
     def done(self) -> None:
-        """The log is recovered."""
+        """Note that the log is recovered."""
         self.failures = 0
         self.retry_at = NEVER  # A failed write may have set a retry after the request to the store.
 

@@ -42,7 +42,7 @@ class DelayHost(Protocol):
         ...
 
     def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
-        """Keep *offset* from retention; returns the first offset that the scheduler wants kept.
+        """Protect *offset* from retention; returns the first offset that retention wants to keep.
 
         If *is_full* is set, the partition refuses further delayed records.
         """

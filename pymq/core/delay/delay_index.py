@@ -15,15 +15,16 @@ note with an id and a time              the leader moved the record to the end o
 note with ``pymq.cancelled``            the record was cancelled and must not be delivered
 ======================================  ======================================================
 
-The time of a batch of copies is not before the time when a record in it was due, and that of a note
-is not before the time of any earlier copy. So the index knows until when records were delivered.
+The timestamp of a batch of copies is not before the due time of any record in the batch. The
+timestamp of a note is not before that of any earlier copy. So no delivered record was due after the
+latest of these timestamps.
 
-A pending record takes an integer in a heap and a bit for its offset: 60 bytes, or up to 230 if few
-of the records at nearby offsets are pending.
+For each pending record the index keeps an integer in a heap and a bit for the record's offset: 60
+bytes, or up to 230 if few of the records at nearby offsets are pending.
 
 A client that got no answer repeats its request to cancel a record, and the record may be due by
-then. So the index remembers cancelled records for a minute, and each note also names the first of
-their notes' offsets.
+then. So the index remembers cancelled records for a minute. Each note of the leader also names the
+offset of the first note about such a record, so that a new leader reads from there.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class DelayIndex:
         if self.remove(id):
             self._set(offset)
         else:
-            self._add(id, due, offset)  # The original lies before the part of the log that is read.
+            # The original is at an offset before the part of the log that was read.
+            self._add(id, due, offset)
         self._moved[id] = offset
 
     def _set(self, offset: int) -> None:

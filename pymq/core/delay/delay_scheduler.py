@@ -135,7 +135,7 @@ class DelayScheduler:
         self._fetch(offset, LOAD_BYTES, now)
 
     def restart(self, last: tuple[int, int], now: int) -> None:
-        """Read the log again, because it is unknown which records were appended."""
+        """Read the log again, because the scheduler does not know which records were appended."""
         mark("delays.restart")
         self._wanted.clear()
         self._read.take()
@@ -370,7 +370,7 @@ class DelayScheduler:
             self._look(now)
 
     def _use_known(self) -> None:
-        """Use the wanted records that the scheduler has read already."""
+        """Add copies of the wanted records that are still in memory."""
         wanted, start = self._wanted, self._host.start(self.name)
         while wanted and not self._read.is_full and wanted[0][0] >= start:
             row = self._soon.take(wanted[0][0])
@@ -435,7 +435,7 @@ class DelayScheduler:
             wall = max(self._host.wall_ms(now), self.index.delivered_until)
             self._answer_cancel(now, is_cancelled=due > wall)
         else:
-            # Before this job began, all records were delivered that were due.
+            # This record is not due: the scheduler delivers due records before it begins this job.
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)
             self._append([(b"", None, headers)], NOTE, now)

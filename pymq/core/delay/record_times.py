@@ -1,4 +1,4 @@
-"""Delay and expiry: the time from which groups may get a record, and the time until which.
+"""Delay and expiry: the times from which on and until which groups may get a record.
 
 Both times are headers of the record, in milliseconds since 1970. The header of a batch has a bit
 for each kind of time, set if any record has that time. So other batches cost nothing:

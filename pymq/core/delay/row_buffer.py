@@ -1,6 +1,4 @@
-"""Records that the scheduler has read: those that it will append next, as copies or to move them,
-and those that are due soon.
-"""
+"""Records that the scheduler has read: those to append next, and those that are due soon."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ OF_DELAYS = (
     DELIVER_AT,
     DELAYED_ID,
     PENDING_FROM,
-)  # headers that the copy of a record does not keep
+)  # headers that are left out of the copy of a record
 
 Row = tuple[bytes, bytes | None, Headers]  # value, key, headers
 

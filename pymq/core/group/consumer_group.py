@@ -49,7 +49,7 @@ class ConsumerGroup:
     offsets: GroupOffsets = Factory(GroupOffsets)
     # members by partition, as of the last assignment
     _owners: dict[Name, tuple[str, ...]] = Factory(dict)
-    _turn: int = 0  # index of the partition to begin with, so that no partition is always first
+    _turn: int = 0  # the partition to begin with; rotates, so that none is always first
     assign_from: int = 0  # earliest time of the next assignment
     assign_at: int = NEVER  # time of the next assignment, if there are changes
 
@@ -155,7 +155,7 @@ class ConsumerGroup:
             leased = self._lease_own(member, limit, now, least)
             limit -= sum(lease.end - lease.start for lease in leased)
             found += leased
-            # Urgent records of other partitions come before the member's own that are less urgent.
+            # Records of a higher priority in other partitions come before the member's own records.
             if shares and limit > 0 and (least > 0 or not found):
                 leased = self._lease_elsewhere(member, limit, now, least)
                 limit -= sum(lease.end - lease.start for lease in leased)
@@ -216,7 +216,7 @@ class ConsumerGroup:
         return [attrs.evolve(lease, partition=partition) for lease in found]
 
     def _lease_elsewhere(self, member: Member, limit: int, now: int, least: int) -> list[Lease]:
-        """Lease unordered records of other members' partitions, of a priority of at least *least*.
+        """Lease unordered records of at least priority *least* from other members' partitions.
 
         At priority 0 the records of one partition are enough for an idle member.
         """
@@ -234,7 +234,7 @@ class ConsumerGroup:
             loose = self.offsets.loose(member.topic, leases)
             if leases.has_available(known[1], now, loose):
                 mark("group.lent")
-                consumed.open[partition] = None  # Move the partition to the end of the line.
+                consumed.open[partition] = None  # Move the partition to the end of the queue.
                 share = self._share(member, leases, known[1], limit, loose)
                 leased = self._acquire(
                     member, partition, leases, known[1], share, now, loose, least
@@ -286,7 +286,7 @@ class ConsumerGroup:
         return due
 
     def describe(self, request: int, now: int, *, is_new: bool = False) -> GroupState:
-        """Describe the group, as the answer to a request; *is_new*: of a new coordinator."""
+        """Return a description of the group; *is_new*: the coordinator has just started."""
         members = tuple(member.describe(now) for member in self.members.values())
         offsets = self.offsets.describe()
         return GroupState(request, self.name, self.generation, members, offsets, is_new=is_new)

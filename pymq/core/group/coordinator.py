@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from pymq.core.group.kafka.coordinator import KafkaGroupCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
-# Within this time, members of the former coordinator have joined the new one: they send a heartbeat
-# every three seconds at least.
+# Within this time, the members of the former coordinator join the new one, because members send a
+# heartbeat at least every three seconds.
 REJOIN_MS = 4_000
 
 
@@ -123,7 +123,7 @@ class GroupCoordinator:
             if self._is_new_until:
                 self._is_new_until = now + REJOIN_MS
             for name in self.groups:
-                self._rearm(name)  # The clock must run until delays end, even before members join.
+                self._rearm(name)  # Delays of loaded offsets may end before members join.
             deleted, self._deleted = self._deleted, []
             for topic, topic_id in deleted:
                 self.forget_topic(topic, now, topic_id)
@@ -136,7 +136,7 @@ class GroupCoordinator:
         self._membership.resign(error, now)
         if self._kafka is not None:
             self._kafka.resign(error, now)
-        # The outcome of the write in progress is unknown; the new coordinator will learn it.
+        # Whether the write in progress succeeds is unknown; the new coordinator reads the result.
         for source, answer in self.offsets.waiting():
             self._host.reply(source, type(answer)(answer.id, error=error), now)
         for source, request in self._parked:
@@ -162,7 +162,7 @@ class GroupCoordinator:
         self._arm()
 
     def grown(self, growth: Growth, now: int) -> None:
-        """Lease the new records of a partition on this broker to members that wait for some.
+        """Lease the new records of a partition on this broker to members that wait for records.
 
         The member that watches the partition will report them, too. But that takes two more
         messages, and up to 20 ms while this member works.
@@ -242,7 +242,8 @@ class GroupCoordinator:
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
         if m.end is not None:
-            # The log start is unknown here, so a joining member's report must count as new.
+            # The log start is unknown here, so the first report of a member that joins must count
+            # as new.
             group.offsets.topic(m.topic).learn(m.partition, -1, m.end)
         self.offsets.changed(m.group, m.topic, m.partition)
         self.offsets.answer(source, Settled(m.id), durable=True)

@@ -126,7 +126,7 @@ class GroupOffsets:
             or partition not in consumed.reach
             or (consumed.topic_id != growth.topic_id)
         ):
-            return False  # A member will report where the group begins.
+            return False  # A member's report will set the group's first offset.
         consumed.learn(partition, -1, growth.end)
         for start, end in growth.unkeyed:
             leases.unkeyed.put(max(start, leases.committed), end)
@@ -148,7 +148,7 @@ class GroupOffsets:
             is_news = leases.begin_at(start)
         else:
             is_news = not consumed.is_from_start(partition, member.reset)
-            # END is now fixed to this offset.
+            # From now on the group's offset is this number, no longer the symbolic END.
             self.leases[name] = Leases(end if is_news else start)
         consumed.begin(partition, member.topic_id)
         return is_news

@@ -60,7 +60,7 @@ class LeaseManager:
         if member.waiting is not None:
             self.answer(group, member, (), now)
         if member.state is MemberState.JOINING:
-            # The request arrived before the answer to the Join: the member has no assignment yet.
+            # The member has sent this request before it got the answer to its Join.
             context.host.reply(member.source, Acquired(m.id, (), group.generation), now)
         elif not m.ahead:
             member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)

@@ -66,7 +66,7 @@ class Leases:
         # delivery counts have changed, and must be stored for the next coordinator
         self.has_counted = False
         self.spans = Spans()
-        self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
+        self.unkeyed = Ranges(UNKEYED_MAX)  # records without a key, which need no order
         self.priorities = PriorityRuns()  # priorities of records that were never leased
         self._has_levels = False  # whether any record so far had a priority
         known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
@@ -150,7 +150,7 @@ class Leases:
         """Skip records that retention has removed; returns whether there were such records."""
         if log_start <= self.committed:
             return False
-        mark("leases.overtaken")  # retention was faster
+        mark("leases.overtaken")  # retention removed records before the group consumed them
         self.spans.begin_at(log_start)
         self.committed = log_start
         self.next = max(self.next, log_start)
@@ -266,7 +266,7 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """Count the records in some ranges that are unacknowledged and will be delivered again."""
+        """Count the unacknowledged records in some ranges, which will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)

@@ -104,7 +104,7 @@ class MembershipManager:
     def _check_topic(self, m: Join, now: int) -> None:
         """Forget an earlier topic of that name if the topic was created again.
 
-        A coordinator that took over after the deletion was not notified of the deletion.
+        A coordinator that took over after the deletion received no notice of the deletion.
 
         Raises:
             StaleEpoch: a later topic of that name exists.

@@ -4,8 +4,8 @@ A new coordinator loads these records once. A roll moves no data, so older block
 brokers. After loading, the coordinator writes all changes of a turn in one batch. The newest record
 of a key counts, so compaction keeps the log short.
 
-The coordinator writes offsets that it loaded from another broker again, and then retires the
-earlier blocks: groups must not depend on a broker that no longer hosts the partition.
+If the coordinator has loaded offsets from another broker, it writes these offsets again and then
+retires the earlier blocks. So groups do not depend on a broker that no longer hosts the partition.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class OffsetLog:
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
-            # Perhaps only the former leader has synced this record.
+            # This record may be synced on the former leader's disk only.
             self._loose = name, topic, partition
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:

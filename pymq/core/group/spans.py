@@ -1,7 +1,7 @@
 """Ranges of offsets with their states: available, leased or acknowledged.
 
-An operation costs by span, not by record: a change of state applies to a range, which becomes a
-span of its own.
+A change of state applies to a range of offsets, which becomes a span of its own. So the cost of an
+operation depends on the number of spans, not of records.
 """
 
 from __future__ import annotations

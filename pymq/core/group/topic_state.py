@@ -74,7 +74,7 @@ class TopicState:
         """Note that a partition's offset was reset."""
         # If the topic's id is unknown, the next member to join provides it.
         self._ids.pop(partition, None)
-        # Otherwise the reset would not count as a change.
+        # Otherwise the next report of this partition would not count as a change.
         self.reach.pop(partition, None)
         self.begin(partition, topic_id)
 
@@ -104,7 +104,7 @@ class TopicState:
     def learn(self, partition: str, start: int, end: int) -> bool:
         """Store the start and end of a partition that a member reports.
 
-        Returns whether the partitions changed.
+        Returns whether the known start or end has changed.
         """
         before = self.reach.get(partition, (-1, -1))
         after = max(before[0], start), max(before[1], end)

@@ -96,7 +96,7 @@ class SyncedClassic:
 
 @value
 class BeatClassic:
-    """A member's heartbeat. The answer is :class:`ClassicDone`, also to the next two messages."""
+    """A member's heartbeat. :class:`ClassicDone` answers it and the next two messages."""
 
     id: int
     group: str

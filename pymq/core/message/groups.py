@@ -73,8 +73,8 @@ class Acquire:
     priority above 0, each with its priority. If no records are available, the answer waits for up
     to *max_wait_ms*, or until the member's next Acquire.
 
-    *ahead*: the member still works on other records. It gets only records without an order, since
-    the member may return an earlier one, and only records that no waiting member takes.
+    *ahead* means that the member still works on other records, and may return some of them. So it
+    gets only records without an order, and only those that no waiting member takes.
     """
 
     id: int
@@ -244,7 +244,7 @@ class GroupState:
     offsets: tuple[GroupOffset, ...] = ()
     error: PymqError | None = None
     is_new: bool = False
-    """Whether the coordinator has just taken over: members that have not joined it are missing."""
+    """Whether the coordinator has just taken over; members that have not rejoined are missing."""
 
 
 @value

@@ -1,4 +1,4 @@
-"""Messages of groups whose coordinator assigns (KIP-848), between a Kafka gate and a coordinator.
+"""Messages between Kafka gateways and coordinators that assign partitions themselves (KIP-848).
 
 Partitions are named by the id of their topic and their index, as in Kafka's own messages. So a
 topic that was deleted and created again is another topic.
@@ -15,7 +15,7 @@ Indexes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @value
 class BeatReconciled:
-    """A member joins, is alive, reports its partitions, or leaves. See :class:`Reconciled`."""
+    """A member's heartbeat, report, join or leave. The answer is :class:`Reconciled`."""
 
     id: int
     group: str
@@ -55,7 +55,7 @@ class DescribeReconciled:
 
 @value
 class ReconciledMember:
-    """A member, for people."""
+    """A member, as shown to users."""
 
     member: str
     instance: str | None
@@ -70,7 +70,7 @@ class ReconciledMember:
 
 @value
 class ReconciledState:
-    """The state of a group; *state* is named as in Kafka, and "" if there is no such group."""
+    """The state of a group; *state* is Kafka's name for it, or "" if there is no such group."""
 
     id: int
     state: str = ""

@@ -133,7 +133,7 @@ class FindEpoch:
 class EpochFound:
     """The largest epoch up to the requested one that has records, and the offset where it ends.
 
-    If all records are of later epochs, it is the requested epoch, and the start of the log.
+    If all records have later epochs, the answer holds the requested epoch and the log start.
     """
 
     id: int

@@ -77,8 +77,8 @@ class TopicNode:
     replicas: int
     config: TopicConfig
     version: int = 1  # rises with each change
-    # The topic is being created or deleted in several commits; until then clients and brokers do
-    # not see it.
+    # The topic is being created or deleted in several commits. Meanwhile clients and brokers do not
+    # see it.
     is_hidden: bool = False
 
 
@@ -230,7 +230,7 @@ class SecretNode:
 
 @value
 class ProducerIds:
-    """Producer ids: *count* of them from *first* on, the upper half of an epoch, and the grant."""
+    """*count* producer ids from *first* on, the upper half of their epoch, and their grant."""
 
     first: int
     count: int

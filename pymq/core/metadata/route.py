@@ -1,10 +1,10 @@
 """Routes: some records of a topic are delivered to one group only.
 
-A topic's option ``route`` names a group and says which records it gets:
+A topic's option ``route`` names a group and says which records only this group gets:
 
 =========================  ===============================================================
 ``canary:5%``              5 % of the records; records with the same key have the same route
-``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*``: equals it
+``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*``: is ``eu-``
 ``canary:header.tier=beta``  records whose header ``tier`` is ``beta``
 =========================  ===============================================================
 

@@ -42,7 +42,7 @@ BROKER = {
     "pymq_log_start_offset": Spec(GAUGE, PARTITION, "First offset that is kept; by the leader"),
     "pymq_log_end_offset": Spec(GAUGE, PARTITION, "Offset of the next record; by the leader"),
     "pymq_high_watermark": Spec(
-        GAUGE, PARTITION, "Offset before which all may be read; by the leader"
+        GAUGE, PARTITION, "Offset before which consumers may read; by the leader"
     ),
     "pymq_leader_epoch": Spec(GAUGE, PARTITION, "Epoch of the leader; by the leader"),
     "pymq_replicas": Spec(GAUGE, PARTITION, "Replicas of the open block; by the leader"),

@@ -152,9 +152,9 @@ class Metrics:
 
 def _sum(first: Found, second: Found) -> Found:
     if isinstance(first, Histogram):
-        assert isinstance(second, Histogram), "what has one name is of one kind"
+        assert isinstance(second, Histogram), "values of one metric have one kind"
         return first.plus(second)
-    assert not isinstance(second, Histogram), "what has one name is of one kind"
+    assert not isinstance(second, Histogram), "values of one metric have one kind"
     return first + second
 
 

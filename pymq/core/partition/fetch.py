@@ -49,7 +49,7 @@ class FetchHandler:
         self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
         self._starts: list[int] = []  # first offsets of the blocks
         self.log_start = 0  # the first offset that is kept
-        self._told = -1  # the end that groups on this broker were told last
+        self._told = -1  # the end that was last reported to groups on this broker
 
     def adopt(self, state: PartitionState) -> None:
         """Adopt the blocks of *state*."""

@@ -46,7 +46,7 @@ class Home(ReplicaHost, Protocol):
         ...
 
     def grown(self, growth: Growth, now: int) -> None:
-        """A partition of a topic in ``awaited``, which this broker leads, has grown."""
+        """Note that a partition that this broker leads has grown; its topic is in ``awaited``."""
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:

@@ -83,7 +83,7 @@ class Maintenance:
             self._retain(now)
 
     def want_roll(self, now: int) -> None:
-        """Request a roll when the open block is large or old, repeatedly until it happens."""
+        """Request a roll when the open block is large or old; repeat the request until the roll."""
         partition = self._partition
         opened = partition.opened
         config, log = partition.state.config, opened.log
@@ -170,7 +170,7 @@ class Maintenance:
 
 
 def _keeping(delays: DelayBounds, blocks: Sequence[BlockNode], kept: int) -> int:
-    """Return the number of the first block to keep: *kept*, or one with delayed records."""
+    """Return the number of the first block to keep: *kept*, or lower if records are pending."""
     delays.wanted_from = next(block.start for block in blocks if block.number == kept)
     return max(
         (b.number for b in blocks if b.number <= kept and b.start <= delays.pending_from),

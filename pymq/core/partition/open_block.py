@@ -135,8 +135,8 @@ class OpenBlock:
         """Return the error for a client that cannot be served because of *problem*.
 
         Other replicas may be healthy, so the client refreshes the leader and sends its request
-        again. A single replica returns its own problem, unless the problem may pass: it will soon
-        read the block again, or has run out of file descriptors.
+        again. A single replica returns its own problem, unless that is temporary: the replica will
+        soon read the block again, or has run out of file descriptors.
         """
         me, leader = self._host.me, self.state.leader
         if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):

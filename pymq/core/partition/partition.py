@@ -201,7 +201,7 @@ class Partition(PartitionContext):
         self.produces.refuse(refusal, now)
         self.produces.refuse_parked(refusal, now)
         self.fetches.wake(now)
-        # otherwise ask the store again later
+        # A takeover waits, because the store may be able to read the block later.
         if seal is not None and (is_final or not seal.takeover):
             self._reports.refuse_seal(seal, error)
         self.leads_at = None
@@ -266,7 +266,7 @@ class Partition(PartitionContext):
             self.produces.drive_parked(now)
         self.produces.answer_due(log.stable_end, replicator.high_watermark, now)
         if self.name.topic in self.host.awaited:
-            # First: a member that gets a lease need not ask when it learns the new end.
+            # Before the fetches: a member that gets a lease now sends no request about the new end.
             self.fetches.tell_groups(now)
         if self.fetches.waits.waiting:
             self.fetches.wake(now)

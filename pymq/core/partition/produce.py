@@ -153,7 +153,7 @@ class ProduceHandler:
         if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
             return DelayLimitReached(f"{name} has reached its limit of delayed records")
         limit = state.config.max_record_bytes
-        # rare: check more closely only then
+        # Large batches are rare, so only they get the exact check.
         is_large = max(header.length, header.raw_length) > limit or header.count > KAFKA_RECORDS_MAX
         if is_large and is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
@@ -178,7 +178,7 @@ class ProduceHandler:
                 self._check_keys(batch)
         except CorruptBatch as error:
             mark("partition.unsound")
-            return CorruptBatch(f"{name} was sent a batch that is not sound: {error.message}")
+            return CorruptBatch(f"{name} has received an invalid batch: {error.message}")
         except (InvalidRequest, MissingExtra) as error:
             mark("partition.invalid")
             return type(error)(f"{name}: {error.message}")

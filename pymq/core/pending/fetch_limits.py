@@ -144,11 +144,11 @@ class Boundless:
         return True
 
     def wait_ms(self, account: str) -> int:
-        """Ignore the bytes: this implementation has no quotas."""
+        """Return 0, because this implementation has no quotas."""
         return 0
 
     def write_wait_ms(self, account: str) -> int:
-        """Ignore the bytes: this implementation has no quotas."""
+        """Return 0, because this implementation has no quotas."""
         return 0
 
     def wrote(self, account: str, size: int) -> None:

@@ -6,9 +6,9 @@ A broker whose disk was replaced lacks all of its sealed blocks at the same time
 slots       A bounded number of repairs, across all partitions, have a slot each. A repair keeps its
             slot from the first part to the end of the block. This bounds memory and requests.
 queue       Other repairs wait without a deadline of their own. Begun repairs go first.
-timeouts    If a holder does not answer in time, no repair asks it for as long again. Then one
-            repair at a time asks it, with a timeout that doubles. So a dead broker costs one slot,
-            and a slow broker gets the time that it needs.
+timeouts    If a holder does not answer within the timeout, no repair sends it a request for the
+            same time again. Then one repair at a time does so, with a timeout that doubles. So a
+            dead broker costs one slot, and a slow broker gets the time that it needs.
 no holder   If none of its holders answers, a repair gives its slot to another repair.
 moves       Copies of blocks that move here are fetched at a bounded rate, without a slot while they
             wait. Moves are less urgent than blocks that were just rolled.

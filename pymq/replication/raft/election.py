@@ -125,7 +125,7 @@ class RaftElection:
         self.watch(now)
 
     def resign(self, now: int) -> None:
-        """Become a follower that knows no leader; the vote stays (CCF #8094)."""
+        """Become a follower that knows no leader, but keep the vote (CCF #8094)."""
         self.role = RaftRole.FOLLOWER
         self.leader = None
         self.watch(now)

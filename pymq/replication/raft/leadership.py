@@ -84,7 +84,7 @@ class Leadership:
     def _matched(self, progress: FollowerProgress, end: int, now: int) -> None:
         invariant(
             end <= self._log.end,
-            "a follower has nothing that its leader has not",
+            "a follower has no entry that its leader lacks",
             peer=progress.peer,
             end=end,
             own=self._log.end,

@@ -117,7 +117,7 @@ class LogCopy:
         mark("raft.truncated")
         invariant(
             end >= max(self.committed, self._verified),
-            "what is committed is never cut off",
+            "committed entries are never truncated",
             end=end,
             committed=self.committed,
             verified=self._verified,

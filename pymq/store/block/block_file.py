@@ -79,7 +79,7 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
     if len(data) < end + _CRC.size:
         raise CorruptMetadata("the file is cut short")
     if _CRC.unpack_from(data, end)[0] != crc32(memoryview(data)[:end]):
-        raise CorruptMetadata("the CRC does not hold")
+        raise CorruptMetadata("the CRC does not match")
     try:
         return cbor.loads(data[_FRAME.size : end]), end + _CRC.size
     except InvalidRequest as error:
@@ -239,7 +239,7 @@ class Window:
             crc = crc32(piece, crc)
             at += len(piece)
         if crc != header.batch_crc:
-            raise CorruptBatch("the batch CRC does not hold")
+            raise CorruptBatch("the batch CRC does not match")
 
 
 @define

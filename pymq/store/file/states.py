@@ -218,7 +218,7 @@ def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
         CorruptBlock: the file is damaged, not only torn at its end.
     """
     if not data.startswith(BEGIN):
-        raise _corrupt(path, 0, "it does not begin as such a file of a known version does")
+        raise _corrupt(path, 0, "it does not begin with the header of a known version")
     states: dict[BlockId, bytes] = {}
     position = len(BEGIN)
     if position == len(data):
@@ -229,7 +229,7 @@ def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
         if not length or crc32(body) != _HEAD.unpack_from(data, position)[2]:
             if position > len(BEGIN) and _is_torn(data, position, length):
                 break
-            raise _corrupt(path, position, "a checksum does not hold")
+            raise _corrupt(path, position, "a checksum does not match")
         for block, state in _entries(body, path, position):
             if state is None:
                 states.pop(block, None)
@@ -273,9 +273,9 @@ def _entries(body: bytes, path: str, position: int) -> list[tuple[BlockId, bytes
         items = cbor.loads(body[:-1])
         found = [(BlockId(*item[:3]), item[3]) for item in items if len(item) == 4]
     except (InvalidRequest, TypeError, KeyError) as error:
-        raise _corrupt(path, position, f"it cannot be understood: {error}") from None
+        raise _corrupt(path, position, f"it cannot be decoded: {error}") from None
     if len(found) < len(items):
-        raise _corrupt(path, position, "it cannot be understood")
+        raise _corrupt(path, position, "it cannot be decoded")
     return found
 
 

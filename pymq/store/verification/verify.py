@@ -105,7 +105,7 @@ class _Verifier:
         else:
             self.report.is_locked = True
             return lock
-        advice = "what is written meanwhile may look torn; stop the process to be sure"
+        advice = "batches that are being written may look torn; stop the process to be sure"
         self.report.problem(path, None, None, why, advice, is_note=True)
         return None
 
@@ -122,7 +122,7 @@ class _Verifier:
         except CorruptBlock as error:
             position, what = error.details["position"], error.message.split(": ", 1)[-1]
             assert isinstance(position, int)
-            advice = "restore the file, or let the broker come back as a new one"
+            advice = "restore the file, or empty the folder, so that the broker starts as a new one"
             self.report.problem(path, position, None, what.split(";")[0], advice)
         except OSError as error:
             message = store_error(error, "read", path).message
@@ -174,7 +174,7 @@ class _Verifier:
 
     def _list(self, path: str) -> list[str]:
         if os.path.islink(path):
-            what, advice = "is a link out of the folder", "make it a folder that holds its files"
+            what, advice = "is a link to another place", "replace it by a folder with its files"
             self.report.problem(path, None, None, what, advice)
             return []
         try:
@@ -252,8 +252,8 @@ class _Verifier:
             self.report.problem(path, None, None, message, REBUILT, is_note=True)
             return
         offsets = ", ".join(f"{start} to {end - 1}" for start, end in runs) or "none"
-        what = "was cut off the block after a crash, since parts before it had not reached the "
-        what += f"disk; whole batches of the offsets {offsets} are in it"
+        what = "was cut off the block after a crash, since earlier bytes had not reached the "
+        what += f"disk; it has whole batches with the offsets {offsets}"
         advice = (
             "no producer got an acknowledgement for them; check whether you need them, "
             "then delete the file"

@@ -33,7 +33,7 @@ from pymq.store.file.os_files import Files, store_error
 from pymq.store.verification.report import BlockResult, Report
 
 RESTORE = "restore the file from another replica or a backup"
-REBUILT = "delete the file; opening the store does without it or makes it again"
+REBUILT = "delete the file; the store does not need it, and may write it again when opened"
 
 
 @value
@@ -200,7 +200,7 @@ class BlockVerifier:
         """Compare a .ckpt or .index with the content of the block."""
         path = result.file.removesuffix(BLOCK) + suffix
         if known.position > size:
-            what = f"the block is {plural(known.position - size, 'byte')} shorter than it was once"
+            what = f"the block is {plural(known.position - size, 'byte')} shorter than before"
             self._report.problem(result.file, size, known.end, what, RESTORE)
             return
         index, end, position = Index(), known.start, known.position and begin
@@ -210,7 +210,7 @@ class BlockVerifier:
                 end, position = header.end_offset, at + header.length
         if (known.start, known.end, known.position) != (result.start, end, position):
             what = f"says that offset {known.end} is at byte {known.position}"
-            what += f" of a block from {known.start}; the block says otherwise"
+            what += f" of a block from {known.start}; the block file disagrees"
         elif index.to_bytes() != known.index.to_bytes():
             what = "its index does not agree with the block"
         else:

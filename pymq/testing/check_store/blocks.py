@@ -36,13 +36,13 @@ def check_seal(suite: StoreSuite) -> None:
     assert suite.reopen(block, is_open=False).end == 6, "the tail of a sealed block can be cut"
     suite.recovered(block, is_open=True)
     suite.write(Append(block, make_run(6, 1), sync=True))
-    assert suite.content(block, 0, 9) == [0, 3, 6], "recovered as open, it takes appends again"
+    assert suite.content(block, 0, 9) == [0, 3, 6], "a block recovered as open accepts appends"
     suite.write(Truncate(block, 3))
     found = suite.reopen(block)
-    assert (found.end, found.cut_bytes) == (3, 0), "what was known when it was sealed has passed"
+    assert (found.end, found.cut_bytes) == (3, 0), "the index from the seal must not count now"
     suite.write(Append(block, make_run(3, 1, epoch=2, size=500), sync=True))
     found = suite.reopen(block)
-    assert (found.end, found.cut_bytes) == (6, 0), "what was known when it was sealed has passed"
+    assert (found.end, found.cut_bytes) == (6, 0), "the index from the seal must not count now"
     suite.write(Append(block, make_run(6, 1, epoch=2), sync=True))
     if suite.durable:
         suite.store.close()
@@ -84,8 +84,8 @@ def check_states(suite: StoreSuite) -> None:
     """The store keeps a block's state beside its log, durably, and removes it with the block."""
     absent = BlockId(TOPIC, 10**6, 7)
     suite.write(SaveState(absent, b"first"))
-    assert absent in suite.store.blocks(), "a block that has only a state is there"
-    assert suite.reopen(absent, 9).state == b"first", "a block need not have been created"
+    assert absent in suite.store.blocks(), "a block with only a state is listed"
+    assert suite.reopen(absent, 9).state == b"first", "a state needs no created block"
     block, other = suite.block(), suite.block()
     assert suite.recovered(block).state is None, "nothing was saved"
     suite.write(
@@ -97,24 +97,24 @@ def check_states(suite: StoreSuite) -> None:
     assert suite.store.read(block, 0, 6, 1), "appends of the same turn are done as well"
     found = suite.reopen(block)
     assert (found.state, found.end) == (b"\0vote\xff", 6), "of two in a turn the last counts"
-    assert suite.reopen(other).state == b"", "an empty state is one"
-    assert suite.recovered(absent, 9).state == b"first", "others must be left alone"
+    assert suite.reopen(other).state == b"", "an empty state is a state, too"
+    assert suite.recovered(absent, 9).state == b"first", "other states must not change"
 
     suite.refused(Append(block, make_run(9, 1), sync=True), SaveState(block, b"kept"))
-    assert suite.recovered(block).state == b"kept", "what is saved stays, whatever else fails"
+    assert suite.recovered(block).state == b"kept", "a saved state stays if other writes fail"
     suite.write(Truncate(block, 3), Checkpoint(block, b"snapshot"), SealBlock(block))
     suite.write(CreateBlock(block, 0, "topic", "partition"))
     assert suite.reopen(block, is_open=False).state == b"kept", "other writes must leave it alone"
     assert suite.recovered(block).snapshot == b"snapshot"
 
     suite.write(SaveState(block, b"gone"), RemoveBlock(block))
-    assert block not in suite.store.blocks(), "the state goes with the block"
+    assert block not in suite.store.blocks(), "removing a block removes its state"
     suite.write(RemoveBlock(absent))
     assert absent not in suite.store.blocks(), "a block that has only a state can be removed"
-    assert suite.reopen(block).state is None, "the state goes with the block"
+    assert suite.reopen(block).state is None, "removing a block removes its state"
     assert suite.recovered(absent, 9).state is None
     suite.write(RemoveBlock(other), SaveState(other, b"new"))
-    assert suite.reopen(other).state == b"new", "what is saved after the removal counts"
+    assert suite.reopen(other).state == b"new", "a state saved after the removal counts"
 
 
 def check_many_states(suite: StoreSuite) -> None:

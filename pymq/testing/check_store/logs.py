@@ -36,7 +36,7 @@ def check_append_and_read(suite: StoreSuite) -> None:
     assert read(block, 5, 11, 1 << 20) == whole[: 2 * size], "read must stop at end"
     assert read(block, 5, 9, 1 << 20) == whole[: 2 * size], "a batch that begins before end is read"
     assert read(block, 5, 6, 1) == whole[:size], "a batch that begins before end is read"
-    assert read(block, 5, 17, 2 * size) == whole[: 2 * size], "what just fits is read"
+    assert read(block, 5, 17, 2 * size) == whole[: 2 * size], "a batch that just fits is read"
     assert read(block, 5, 17, 2 * size - 1) == whole[:size], "batches are never cut"
     assert read(block, 5, 17, 1) == whole[:size], "at least one batch is read"
     assert read(block, 17, 17, 1000) == b"", "nothing is read at the end"
@@ -170,7 +170,7 @@ def check_checkpoint(suite: StoreSuite) -> None:
     assert (found.end, found.snapshot) == (18, b"second")
     assert [header.base_offset for header in found.headers] == [12, 15]
     suite.write(Truncate(block, 15))
-    assert suite.reopen(block).snapshot == b"second", "it still holds: the cut was behind it"
+    assert suite.reopen(block).snapshot == b"second", "it is valid: the cut was behind it"
     suite.write(Truncate(block, 9))
     found = suite.reopen(block)
     assert found.snapshot is None, "a checkpoint beyond the end must not come back"

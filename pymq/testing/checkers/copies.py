@@ -124,7 +124,9 @@ class CopyRules(Checker):
             return
         whole = self._whole(place, node)
         if whole is not None and move.adding not in whole:
-            self.fail("moved-copies-are-whole", f"{path} counts with {move.adding}, and is not")
+            self.fail(
+                "moved-copies-are-whole", f"{path} is not whole on {move.adding}, but counts as"
+            )
 
     def _whole(self, place: tuple[str, str, int], node: BlockNode) -> set[str] | None:
         """Return the brokers with all of a sealed block on their disks; None if it is unknown."""

@@ -118,7 +118,7 @@ class Immutable(Checker):
         if header.attributes & DELAYED_COPY:
             return  # control batches: the leader itself writes them
         if header.batch_crc not in self.sent:
-            self.fail("no-invention", f"nobody has sent what is in {place}")
+            self.fail("no-invention", f"no client has sent the record in {place}")
         if header.producer_id < 0:
             return
         producer, sequence = header.producer_id, header.base_sequence

@@ -51,7 +51,9 @@ class MetadataRules(Checker):
             epoch = message.controller_epoch
             if self._actors.setdefault(epoch, process.name) != process.name:
                 who = f"{self._actors[epoch]} and {process.name}"
-                self.fail("one-controller-per-epoch", f"{who} tell brokers what to do at {epoch}")
+                self.fail(
+                    "one-controller-per-epoch", f"{who} send brokers requests in epoch {epoch}"
+                )
         elif isinstance(message, Answer) and message.error is None:
             path = self._asked.pop((peer, message.id), None)
             if path is not None and self.watch.cluster.ensemble.tree.get(path) is None:
@@ -91,7 +93,9 @@ class MetadataRules(Checker):
         has_right = owner is not None and owner.owner == session
         if not has_right and any(path.startswith(topics) for path in plan.changes):
             who = owner.owner if owner is not None else "nobody"
-            self.fail("only-the-controller-commits", f"{session} changes topics, {who} is active")
+            self.fail(
+                "only-the-controller-commits", f"{session} changes topics, but {who} is active"
+            )
 
     def _check_block(
         self,

@@ -1,4 +1,4 @@
-"""Rules about the requests of zkservers, and the brokers' obedience."""
+"""Rules about the requests of zkservers, which brokers must follow."""
 
 from __future__ import annotations
 

@@ -219,7 +219,9 @@ class ReadRules(Checker):
             return  # the client itself detects this
         if last >= high:
             place = f"{message.topic}/{message.partition} at {last}"
-            self.fail("shown-when-committed", f"{peer} is sent {place}, of {high} committed")
+            self.fail(
+                "shown-when-committed", f"{peer} gets {place}, beyond the high watermark {high}"
+            )
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(message, Fetched) or not isinstance(process, ClientHost):

@@ -1,6 +1,6 @@
 """Draws the operations of work queues: redrives, cancelled delays, routes, requests.
 
-Each kind has its own random numbers, so plans without one of these kinds are as they were before.
+Each kind has its own random numbers, so plans without a kind do not depend on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def draw_queues(plan: Plan) -> None:
 
 
 def _times(plan: Plan, rng: Random, pause_s: float) -> list[int]:
-    """Times from the first second to the end, *pause_s* apart on average."""
+    """Draw times from the first second to the end, *pause_s* apart on average."""
     found, at = list[int](), SECOND
     while (at := at + round(rng.expovariate(1 / pause_s) * SECOND)) < plan.duration_us:
         found.append(at)
@@ -45,12 +45,12 @@ def _add(plan: Plan, rng: Random, pause_s: float, make: Callable[[], Step]) -> N
 
 
 def _lasting_topics(plan: Plan) -> list[dict[str, Any]]:
-    """The topics whose records all stay records: those that are not compacted."""
+    """The topics that keep all their records: those that are not compacted."""
     return [topic for topic in plan.topics if "cleanup_policy" not in topic["config"]]
 
 
 def _draw_cancels(plan: Plan, rng: Random) -> None:
-    """In half of the runs with delays, some delayed records are cancelled."""
+    """Draw cancellations of delayed records, in half of the runs with delays."""
     if not any(app.get("delayed") for app in plan.apps) or rng.random() < 0.5:
         return
     _add(
@@ -62,7 +62,7 @@ def _draw_cancels(plan: Plan, rng: Random) -> None:
 
 
 def _draw_redrives(plan: Plan, rng: Random) -> None:
-    """A dead-letter topic of one of the topics, letters, and redrives that may be killed."""
+    """Draw a dead-letter topic for one of the topics, letters, and redrives that may be killed."""
     topics = _lasting_topics(plan)
     if rng.random() >= SHARE or not topics:
         return
@@ -113,7 +113,7 @@ def _draw_routes(plan: Plan, rng: Random) -> None:
 
 
 def _draw_requests(plan: Plan, rng: Random) -> None:
-    """Processes that answer requests for a while, and others that ask."""
+    """Draw processes that answer requests for a while, and others that send requests."""
     if rng.random() >= SHARE:
         return
 

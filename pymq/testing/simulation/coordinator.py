@@ -1,4 +1,4 @@
-"""A simulated coordinator backend over a network that delays, and loses connections.
+"""A simulated coordinator backend over a network that delays messages and breaks connections.
 
 An :class:`Ensemble` is the backend. The coordinator backend does not fail, but connections to it
 do. Each zkserver has a :class:`CoordinatorSession` with the order that

@@ -328,7 +328,7 @@ class SimDisk:
         """Take the lock file *path*; closing the handle, or :meth:`kill`, releases it."""
         if path in self._locks.values():
             raise StoreLocked(
-                f"another has {os.path.dirname(path)} open; close it or choose another folder",
+                f"another store has {os.path.dirname(path)} open; close it or use another folder",
                 file=path,
             )
         handle = self.open(path) if self._folders.has(path) else self.create(path)

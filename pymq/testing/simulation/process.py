@@ -18,7 +18,7 @@ from pymq.testing.simulation.network import Network, NetworkLink
 from pymq.testing.simulation.world import Violation, World
 
 PPM = 1_000_000
-# most turns within one wake-up; with more, machines keep each other busy without end
+# most turns within one wake-up; with more, machines keep each other busy forever
 TURNS_MAX = 20_000
 TURN_US = 15  # virtual time that a turn takes
 

@@ -47,7 +47,7 @@ def number_of(value: bytes) -> int | None:
 
 
 class ConsumingApp(ABC):
-    """A consumer of an application; it takes records as soon as they have come."""
+    """A consumer of an application, which handles records as soon as they arrive."""
 
     def __init__(self, app: Application, intake: ConsumerMachine) -> None:
         self.app = app
@@ -246,7 +246,7 @@ class WorkingApp(ConsumingApp):
             app.fail("delayed-once", f"{number} came in {place}, and in {copies[key]}")
 
     def _check_route(self, record: Record, number: int) -> None:
-        """A group gets the records that its topic's route has for it."""
+        """Check that the topic's route allows this group to get the record."""
         routes, group = self.app.history.routes, self.worker.config.group
         if (broken := routes.delivered(record, number, group)) is not None:
             self.app.fail(*broken)

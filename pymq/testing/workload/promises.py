@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TopicPromises:
-    """The topics of a plan by what they promise, whatever its operations change."""
+    """The promises of a plan's topics that hold in spite of all changes by its operations."""
 
     def __init__(self, plan: Plan) -> None:
         self._has_one_broker = plan.brokers == 1

@@ -36,9 +36,8 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
 def committed_on(cluster: Cluster, plan: Plan, name: str) -> Wanted:
     """Return the offset up to which a broker has all committed records of each partition.
 
-       Only topics of the plan count.
-    The result leaves out records after a block that this broker
-       lacks.
+    Only topics of the plan count. The result leaves out records after a block that this broker
+    lacks.
     """
     found: Wanted = {}
     topics = {str(topic["name"]) for topic in plan.topics}

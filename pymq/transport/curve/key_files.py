@@ -138,7 +138,7 @@ def read_public(path: Path) -> Public:
     found = _read(path, {"public", "node", "endpoints"})
     is_node, endpoints = found.get("node", False), found.get("endpoints", [])
     if type(is_node) is not bool or not isinstance(endpoints, list):
-        raise ConfigError(f"{path}: 'node' is true or false, and 'endpoints' a list")
+        raise ConfigError(f"{path}: 'node' must be true or false, 'endpoints' a list")
     name = check_name(path.name.removesuffix(PUBLIC), "principal")
     return Public(name, _key(path, found, "public"), is_node, tuple(map(str, endpoints)))
 
@@ -151,7 +151,7 @@ def read_revoked(path: Path) -> tuple[str, ...]:
     """
     keys = _read(path, {"public"}).get("public")
     if not isinstance(keys, list):
-        raise ConfigError(f"{path}: 'public' is a list of keys")
+        raise ConfigError(f"{path}: 'public' must be a list of keys")
     return tuple(_key(path, {"public": key}, "public") for key in keys)
 
 
@@ -200,5 +200,5 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
 def _key(path: Path, found: dict[str, Any], name: str) -> str:
     key = found.get(name)
     if not isinstance(key, str) or not _Z85.fullmatch(key):
-        raise ConfigError(f"{path}: {name!r} is a key of 40 characters in Z85")
+        raise ConfigError(f"{path}: {name!r} must be a key of 40 characters in Z85")
     return key

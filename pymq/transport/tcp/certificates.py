@@ -1,8 +1,8 @@
 """The certificates of a node or a client: a folder with PEM files, as a company's PKI makes them.
 
 * ``ca.pem``: the certificates of the authorities that are trusted.
-* ``cert.pem``: the own certificate, and intermediate ones after it.
-* ``key.pem``: its private key, without a password.
+* ``cert.pem``: the certificate of this node or client, and intermediate ones after it.
+* ``key.pem``: the private key of that certificate, without a password.
 * ``crl.pem``, optional: the list of revoked certificates.
 
 ========================  ==========================================================================
@@ -91,7 +91,7 @@ class Certificates:
         self._load()
 
     def own(self, host: str = "") -> Certificate:
-        """Return the own certificate, verified as peers verify it.
+        """Return this node's certificate, verified as peers verify it.
 
         If *host* is given, the certificate must be valid for it.
 
@@ -102,7 +102,7 @@ class Certificates:
             return self._prove(host)
         except ssl.SSLError as error:
             raise ConfigError(
-                f"others would refuse {self.folder / CERT}: {reason(error)}"
+                f"peers would refuse {self.folder / CERT}: {reason(error)}"
             ) from error
 
     def refresh(self, now: float) -> None:
@@ -122,7 +122,7 @@ class Certificates:
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the certificates are those of before: %s", error)
+                log.error("the old certificates stay in use: %s", error)
             return
         self._seen, self._complaint = seen, ""
         log.info("certificates were read again from %s", self.folder)
@@ -167,7 +167,7 @@ class Certificates:
         return made
 
     def _prove(self, host: str) -> Certificate:
-        """Return the own certificate as a client would see it: by a handshake in memory."""
+        """Return this node's certificate as a client sees it, by a handshake in memory."""
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = self._context(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = bool(host)
@@ -181,7 +181,7 @@ class Certificates:
                     continue
                 if side is server:
                     return read_certificate(client.getpeercert())
-        raise ConfigError(f"{self.folder}: a handshake with the own certificate does not end")
+        raise ConfigError(f"{self.folder}: a handshake with its certificate does not end")
 
 
 def reason(error: OSError) -> str:

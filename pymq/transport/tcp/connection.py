@@ -88,7 +88,7 @@ class Connection:
                 self.put(frame)
 
     def wrap(self, context: ssl.SSLContext, host: str | None) -> None:
-        """Begin TLS; *host* is the name that the server has to prove, None on the server's side."""
+        """Begin TLS; *host* is the name that the server has to prove; None: this is the server."""
         self.socket = context.wrap_socket(
             self.socket,
             server_side=host is None,
@@ -98,7 +98,7 @@ class Connection:
         self.state = State.SHAKING
 
     def shake(self) -> int:
-        """Go on with the handshake of TLS; returns the events to wait for, 0 if it is complete.
+        """Continue the TLS handshake; returns the events to wait for, or 0 if it is complete.
 
         Raises:
             OSError: the peer refuses, or this side refuses the peer's certificate.

@@ -28,8 +28,8 @@ from pymq.transport.tcp.stream import greeting
 
 SCRATCH_BYTES = 256 << 10
 SWEEP_S = 0.5  # interval of searches for connections that take too long
-SHAKES = 8  # handshakes of TLS that go on in one poll: a step may take a millisecond
-SETTLED_S = 1.0  # a connection that lasted this long is made again soon
+SHAKES = 8  # most TLS handshakes that continue in one poll, since a step may take a millisecond
+SETTLED_S = 1.0  # if a connection has lasted this long, the next one is made soon
 REFUSED_S = 1.0  # pause after a refusal or an invalid endpoint, before the next try
 
 
@@ -96,7 +96,7 @@ class TcpConnections:
     # --- connecting -----------------------------------------------------------------------------
 
     def connect(self, peer: TcpPeer, endpoint: str, now: float) -> Connection | None:
-        """Begin to connect to a peer; returns None if that fails or comes too soon."""
+        """Begin to connect to a peer; returns None if that fails, or before the pause is over."""
         if now < peer.refused_until:
             return None
         try:
@@ -130,7 +130,7 @@ class TcpConnections:
         return found
 
     def _connected(self, found: Connection) -> None:
-        """Handle the end of the system's connecting.
+        """Handle that the system has made the connection, or has failed to make it.
 
         Raises:
             OSError: the connection has failed.
@@ -150,7 +150,7 @@ class TcpConnections:
         self._shake(found)
 
     def _shake(self, found: Connection) -> None:
-        """Go on with the handshake of TLS.
+        """Continue the TLS handshake.
 
         Raises:
             OSError: the connection has failed.
@@ -174,7 +174,7 @@ class TcpConnections:
             raise InvalidRequest(f"the certificate is that of {certificate.principal}")
         if not certificate.is_node:
             raise InvalidRequest(
-                f"the certificate of {certificate.principal} is not one of a node: its "
+                f"the certificate of {certificate.principal} is not that of a node: its "
                 "organization is not pymq:nodes"
             )
         found.peer.principal = certificate.principal
@@ -270,7 +270,7 @@ class TcpConnections:
             self.on_lost(peer.name, False)
 
     def _admit(self, found: Connection, node: str) -> None:
-        """Take a connection of *node* into use, in place of an earlier one of its name.
+        """Use a connection of *node* from now on, instead of an earlier connection of that name.
 
         Raises:
             InvalidRequest: the peer is refused.
@@ -287,9 +287,9 @@ class TcpConnections:
             raise InvalidRequest(f"{node} is here")
         is_taken = route is not None and there is not None and there.principal != principal
         if certificate is not None and (is_taken or not certificate.may_be(node)):
-            raise InvalidRequest(f"{principal} may not go by the name of {node}")
+            raise InvalidRequest(f"{principal} may not use the name {node}")
         if not door.crowd.greeted(found, principal):
-            raise InvalidRequest(f"{principal} has as many connections as it may have")
+            raise InvalidRequest(f"{principal} has reached its limit of connections")
         peer = self._peers.get(node)
         if route is not None:
             if route.identity != found.identity:
@@ -359,7 +359,7 @@ class TcpConnections:
         self.write(found, now)
 
     def _leave(self, found: Connection) -> None:
-        """Take a connection away from its peer."""
+        """Remove a connection from its peer."""
         peer, found.peer = found.peer, None
         if self._door is not None:
             self._door.crowd.went(found)
@@ -397,7 +397,7 @@ class TcpConnections:
         found.events = events
 
     def refresh(self, now: float) -> None:
-        """Make all connections anew when the certificates have changed: some may be revoked."""
+        """Close all connections when the certificates have changed, because some may be revoked."""
         certificates = self._certificates
         if certificates is None:
             return
@@ -449,7 +449,7 @@ class TcpConnections:
 
 
 def keep_alive(found: socket.socket, tuning: Tuning) -> None:
-    """Send without delay, and end a connection whose peer does not acknowledge."""
+    """Set a socket to send without delay, and to end if the peer does not acknowledge."""
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, tuning.silence_ms // 1_000)

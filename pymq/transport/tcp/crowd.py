@@ -5,9 +5,9 @@ too many ...                  then
 ============================  ======================================================================
 new ones (no greeting yet)    the oldest new one is closed: a proper client has sent its greeting by
                               then, and a client that connects again and again only replaces its own
-in total                      the oldest new one is closed; without one, the one that just came
-of an address, with TLS       the one that just came is closed
-of a principal, with TLS      the one that just came is closed
+in total                      the oldest new one is closed, or else the one just accepted
+of an address, with TLS       the one just accepted is closed
+of a principal, with TLS      the one just accepted is closed
 ============================  ======================================================================
 """
 

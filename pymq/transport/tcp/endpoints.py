@@ -53,5 +53,5 @@ def parse_endpoint(endpoint: str) -> TcpEndpoint:
     """
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not int(found[3]) < 65536:
-        raise ConfigError(f"{endpoint!r} is no endpoint; pymq://HOST:PORT and tls://HOST:PORT are")
+        raise ConfigError(f"{endpoint!r} is no endpoint; use pymq://HOST:PORT or tls://HOST:PORT")
     return TcpEndpoint(found[2].strip("[]"), int(found[3]), found[1] == "tls")

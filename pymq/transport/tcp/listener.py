@@ -65,7 +65,7 @@ class TcpListener:
         self.bound = endpoint._replace(port=self.socket.getsockname()[1])
 
     def check_own(self, node: str, endpoint: str) -> None:
-        """Check that peers will accept the own certificate for this node.
+        """Check that peers will accept this node's certificate.
 
         Raises:
             ConfigError: peers will refuse the certificate.

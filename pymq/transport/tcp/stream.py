@@ -11,7 +11,8 @@ follow in both directions, with big-endian numbers::
     header  payload frames
 
 A packet of up to CHUNK_BYTES is cut out of the bytes that arrived together with it. A longer one is
-received into a buffer of its own, which grows as its bytes arrive: a length alone allocates little.
+received into a buffer of its own, which grows as its bytes arrive. So a peer that only announces a
+large packet makes this node allocate little memory.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class PacketReader:
         return self._filled if self._large is not None else 0
 
     def buffer(self, scratch: memoryview) -> memoryview:
-        """Return where the next bytes belong; *scratch* serves all connections of a thread."""
+        """Return the buffer for the next bytes; all connections of a thread share *scratch*."""
         large = self._large
         return scratch if large is None else memoryview(large)[self._filled :]
 
@@ -112,7 +113,7 @@ class PacketReader:
         """
         rest = self._rest
         if rest.startswith(ZMTP):
-            raise InvalidRequest("a ZeroMQ socket is there; its URL begins with zmq+tcp://")
+            raise InvalidRequest("the other side uses ZeroMQ; its URL begins with zmq+tcp://")
         if not rest.startswith(MAGIC[: len(rest)]):
             raise InvalidRequest("the other side does not speak pymq's protocol")
         before = len(MAGIC) + 2
@@ -120,7 +121,7 @@ class PacketReader:
             return None
         if rest[len(MAGIC)] != VERSION:
             raise InvalidRequest(
-                f"version {rest[len(MAGIC)]} of the stream is not supported, but {VERSION}",
+                f"version {rest[len(MAGIC)]} of the stream is not supported; use {VERSION}",
                 first=VERSION,
                 last=VERSION,
             )

@@ -10,8 +10,8 @@ a peer that has connected to this node    gets answers over that connection
 any other peer with a known endpoint      gets a connection from this node
 ========================================  ==========================================================
 
-A connection that this node has made is tried again when messages wait for its peer, after a pause
-that doubles with each failure.
+If a connection that this node has made breaks, the node connects again when messages wait for the
+peer, after a pause that doubles with each failure.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
                 self._connections.fail(found, error)
 
     def _take_packet(self, found: Connection, arrivals: list[Arrival]) -> int | None:
-        """Take in the next packet of a connection; returns its weight, None if there is none yet.
+        """Handle a connection's next packet; returns its weighted size, or None if there is none.
 
         Raises:
             OSError: the connection is broken.

@@ -46,9 +46,9 @@ class ConnectionWatch:
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.is_over, found = True, f"{self._endpoint} does not know our key"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self.is_over, found = True, f"{self._endpoint} does not speak CURVE as we do"
+                self.is_over, found = True, f"{self._endpoint} does not speak CURVE like this node"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                found = f"{self._endpoint} has another key than is known here, or hung up"
+                found = f"{self._endpoint} has another key than expected, or hung up"
             elif self.is_up:
                 found = ""
         return found

@@ -51,10 +51,10 @@ def _keep_memory() -> None:
     """Make malloc keep the freed memory of frames and batches instead of returning it to the
     system.
 
-    To get returned memory again costs a page fault for each 4 KiB. glibc adapts to the largest
-    block that was ever freed: it takes smaller blocks from its heap and keeps up to twice as much
-    free memory in the heap. With another malloc, or with options set for malloc, this function has
-    no effect.
+    If the memory were returned, each new use of it would cost a page fault for each 4 KiB. glibc
+    adapts to the largest block that was ever freed: it takes smaller blocks from its heap and keeps
+    up to twice as much free memory in the heap. With another malloc, or with options set for
+    malloc, this function has no effect.
     """
     bytes(KEPT_BYTES)  # this memory is never touched, so the system does not really allocate it
 
@@ -156,7 +156,7 @@ def check_endpoint(endpoint: str) -> str:
         ConfigError: the endpoint is not valid; the message shows the valid forms.
     """
     if not _ENDPOINT.fullmatch(endpoint):
-        raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
+        raise ConfigError(f"{endpoint!r} is no endpoint; use tcp://HOST:PORT or ipc://PATH")
     return endpoint
 
 

@@ -348,7 +348,7 @@ class ZmqTransport(PacketTransport[Peer]):
                 return None
         number = source_of(part)
         if not door.speaks(number, peer.principal):
-            self._lose(1, f"{peer.principal or peer.name} has as many connections as it may have")
+            self._lose(1, f"{peer.principal or peer.name} has reached its limit of connections")
             return None
         # libzmq keeps the client's routing id after a reconnect
         if number != peer.came_from.descriptor:

@@ -346,7 +346,7 @@ def test_the_principal_is_that_of_the_certificate(authority: Authority) -> None:
 def test_a_client_may_not_go_by_the_name_of_a_node(authority: Authority) -> None:
     server, client, refused = pair(authority, "alice", "alice")
     with opened(server, client):
-        until(lambda: "alice may not go by the name of alice" in client.problem, client, server)
+        until(lambda: "alice may not use the name alice" in client.problem, client, server)
         assert refused[0][0] == "alice"
 
 
@@ -363,7 +363,7 @@ def test_a_broker_may_not_go_by_the_name_of_another(authority: Authority) -> Non
         other.learn("broker-1", server.endpoint)
         other.send("broker-1", "broker-3", Produced(1))
         other.flush()
-        until(lambda: "may not go by the name of broker-3" in other.problem, other, server)
+        until(lambda: "may not use the name broker-3" in other.problem, other, server)
 
 
 def test_a_server_has_to_be_the_expected_node(authority: Authority) -> None:

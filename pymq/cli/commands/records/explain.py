@@ -138,7 +138,7 @@ def _read(
                     return None, None
             is_there = consumer.position(partition) <= offset
             silence = consumer.status().idle or "no answer"
-            return None, f"not within {READ_S:g} s: {silence}" if is_there else None
+            return None, f"no answer within {READ_S:g} s: {silence}" if is_there else None
     except PymqError as error:
         return None, f"{error} ({error.code})"
 

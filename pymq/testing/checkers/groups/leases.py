@@ -74,11 +74,10 @@ class Done:
 
 
 class GenerationRules:
-    """Knows the current topic of each name that a group consumes.
+    """The current topic of each name that a group consumes.
 
-    A topic that is created again has a later id.
-
-    A checker must not apply its knowledge of a deleted topic to a new topic of that name.
+    A topic that is created again has a later id. A checker must not apply its knowledge of a
+    deleted topic to a new topic of that name.
     """
 
     def __init__(self) -> None:
@@ -401,8 +400,8 @@ class LeaseRules(Checker):
         if m.refused < others:
             self.fail(
                 "settled-by-its-holder",
-                f"{host.name} tells {peer} that {m.refused} of what it acknowledges are not its "
-                f"to settle; others hold {others}",
+                f"{host.name} answers {peer} that {m.refused} acknowledged records were not leased "
+                f"to it; others hold {others}",
             )
         if m.refused:
             return

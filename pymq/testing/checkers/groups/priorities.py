@@ -20,11 +20,11 @@ Urgent = tuple[int, str, int]  # priority, partition, offset
 
 
 class PriorityRules(Checker):
-    """A lease holds no record while a more urgent one stays that the member may get.
+    """A lease holds no record while a more urgent record that the member may get is left out.
 
-    A member may get all available records of its own partitions that it has not paused, and if it
-    takes records without a key, also these of other partitions (decision 165). Some records stay
-    in spite of that:
+    A member may get all available records of its own partitions that it has not paused. If it
+    accepts records without a key, it may also get such records of other partitions (decision 165).
+    Nevertheless these more urgent records may be left out:
 
     - ordered records of a partition of which another member still has ordered records,
     - new records of a partition with too many open spans, or with too many runs for one answer,

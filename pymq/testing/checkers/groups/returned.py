@@ -50,12 +50,13 @@ class Returned:
 
 
 class ReturnedRules(Checker):
-    """A returned record comes again when its delay is over, and counts one delivery more.
+    """A returned record is delivered again after its delay, and then counts one delivery more.
 
     So a backoff never becomes shorter: its length depends on the deliveries. The coordinator that
-    has confirmed a return measures the delay by its own clock, right or wrong. The next coordinator
-    knows the time of day at which the delay ends. The rule holds for that coordinator if all clocks
-    were right, unless disks have lost offsets, or there were more ranges than a coordinator writes.
+    has confirmed a return measures the delay by its own clock, even if this clock is wrong. The
+    next coordinator knows the time of day at which the delay ends. The rule holds for that
+    coordinator if all clocks were right, unless disks have lost offsets, or there were more ranges
+    than a coordinator writes.
     """
 
     rules = ("backoff-is-waited", "deliveries-are-counted")

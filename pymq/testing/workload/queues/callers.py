@@ -41,7 +41,7 @@ class CallingProcess:
         return self.host.incarnation
 
     def do(self, work: Work) -> None:
-        """Do *work* after what the process does now; starts the process if it is down."""
+        """Do *work* after the process's current work; starts the process if it is down."""
         if not self.host.is_up:
             self._start()
         self._work.append(work)

@@ -41,7 +41,7 @@ class Cancellations:
         return partial(self._cancel, found[-1 - back % len(found)]) if found else None
 
     def _is_sure(self, sent: Sent) -> bool:
-        """Whether the record is at its offset for certain: another record might be cancelled."""
+        """Whether the record is certainly at its offset, so that no other record is cancelled."""
         return self._promises.is_safe(sent) and sent.topic in self._promises.raft_for_ever
 
     def _cancel(self, sent: Sent, mq: Client) -> None:
@@ -53,7 +53,7 @@ class Cancellations:
         said = CANCELLED if is_cancelled else LATE
         # Once retention has removed the record, the leader cannot know that it was cancelled.
         is_kept = sent.topic in self._promises.kept_for_ever
-        # A leader remembers a cancelled record for a minute, which a clock that is set ahead ends.
+        # A leader remembers a cancelled record for a minute, or less if its clock is set ahead.
         is_forgotten = said == LATE and any(
             broker.was_skewed for broker in self._cluster.brokers.values()
         )

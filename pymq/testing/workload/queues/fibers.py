@@ -1,7 +1,8 @@
 """Public calls inside a simulated event: a call that waits lets the world go on.
 
 A public call of the client waits for its answer, and the code of an event must not wait. So such
-calls run on a fiber: a thread of its own, of which the world's thread hands over to one at a time.
+calls run on fibers. Each fiber is a separate thread, and the world's thread hands over to one fiber
+at a time.
 
 1. An event resumes a fiber, and the world's thread sleeps.
 2. The fiber runs until a call has to wait. It then suspends itself, and the world goes on.
@@ -41,7 +42,7 @@ class Fiber:
         """Run the fiber until it waits or ends; for the world's thread.
 
         Raises:
-            BaseException: that of the work, which has ended with it.
+            BaseException: the error with which the work has ended.
         """
         if self.is_done:
             return

@@ -1,4 +1,4 @@
-"""Dead letters: each goes back once, whatever redrives, and wherever it dies.
+"""Dead letters: each is sent back once, whichever process redrives it, and wherever that dies.
 
 The letters of a plan are records that its applications send to a dead-letter topic, with the
 headers that name their former topic and partition. Processes redrive them, whole or in part, are
@@ -24,7 +24,7 @@ SUFFIX = ".dlq"  # of the names of dead-letter topics
 
 
 def origin(topic: str) -> str:
-    """The topic of a dead-letter topic's letters."""
+    """The topic from which the letters of a dead-letter topic come."""
     return topic.removesuffix(SUFFIX)
 
 
@@ -42,7 +42,7 @@ def is_redriven(record: Record, sent: Sent) -> bool:
 
 
 def is_written_once(sent: Sent) -> bool:
-    """Whether its producer numbers a record, so that a retry does not write it again."""
+    """Whether the record's producer assigns sequences, so that a retry does not write it again."""
     return sent.is_idempotent and sent.acks is not AckMode.NONE
 
 
@@ -52,7 +52,7 @@ class LetterHistory:
 
     begun: set[tuple[str, str]] = Factory(set)  # dead-letter topics and modes of redrives
     counts: Counter[str] = Factory(Counter)  # letters that redrives say they have sent
-    # Dead-letter topics of which weak settings lose no letter, nor what the journal says of it.
+    # Dead-letter topics whose settings are strong enough to keep all letters and the journal.
     strict: set[str] = Factory(set)
     # Where each letter came back, by its number.
     places: dict[int, tuple[str, str, int]] = Factory(dict)
@@ -65,7 +65,7 @@ class LetterHistory:
             return "redriven-once", f"letter {sent.number} came back in {before}, and in {place}"
         modes = {mode for topic, mode in self.begun if topic == sent.topic}
         if "all" not in modes and not ("odd" in modes and sent.number % 2):
-            return "redriven-as-chosen", f"letter {sent.number} came back to {place} uncalled"
+            return "redriven-as-chosen", f"letter {sent.number} came back to {place} unchosen"
         if dict(record.headers).get(REDRIVEN_HEADER) != b"1":
             return "redriven-once", f"letter {sent.number} in {place} has {record.headers}"
         return None

@@ -1,4 +1,4 @@
-"""Carries out the operations of work queues, and what the end of a run demands of them."""
+"""Carries out the operations of work queues, and checks their results at the end of a run."""
 
 from __future__ import annotations
 

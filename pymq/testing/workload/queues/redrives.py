@@ -23,7 +23,7 @@ PAUSE_S = 0.5  # between two tries to redrive once the faults have ended
 
 
 class Redrives:
-    """Carries out the redrives of a plan, and checks what they say."""
+    """Carries out the redrives of a plan, and checks the counts that they return."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Redrives:
             self._dry.discard(process)
 
     def _said(self, topic: str, count: int, *, is_dry: bool) -> None:
-        """Compare the number of letters that a redrive has sent with those that there are."""
+        """Compare the number of letters that a redrive reports with the existing letters."""
         letters = [sent for sent in self._sent if sent.topic == topic and sent.home]
         if not is_dry:
             self._letters.counts[topic] += count
@@ -98,7 +98,7 @@ class Redrives:
                     mq.driver.pause(PAUSE_S)
 
     def check(self) -> None:
-        """All letters that were acknowledged have come back; called after all records were read."""
+        """Check that all acknowledged letters have come back, after all records were read."""
         for sent in self._sent:
             home = origin(sent.topic)
             if not sent.home or not sent.is_acked or not self._promises.is_safe(sent):

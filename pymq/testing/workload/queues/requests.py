@@ -1,7 +1,7 @@
-"""Requests: a reply is that of its request, or none comes in time, and errors say the truth.
+"""Requests: a client gets the reply to its own request, or none in time, and errors are true.
 
 Processes answer requests of one service, leave it or die, while others ask. A responder reverses
-the text of a request, or fails on it, as the number of the request says. The end of a run asks
+the text of a request, or fails on it, depending on the request's number. The end of a run asks
 until a reply comes, then closes all responders, and the next request must fail at once.
 """
 
@@ -56,7 +56,7 @@ class SimulatedService:
         self._cluster = cluster
         self._fail = fail
         self.requests: list[SentRequest] = []
-        # Handlers fail on purpose, which is no news for a log.
+        # Handlers fail on purpose, so do not log that.
         logging.getLogger("pymq").addHandler(logging.NullHandler())
 
     @property
@@ -108,7 +108,7 @@ class SimulatedService:
         return request.value[::-1]
 
     def _soon(self, rule: str, what: str) -> None:
-        """Report a broken rule from a handler, which must not end by that."""
+        """Report a broken rule from a handler, which itself must not raise the violation."""
         self._cluster.world.after(0, lambda a, b: self._fail(rule, what))
 
     def present(self) -> set[tuple[str, str]]:
@@ -126,7 +126,7 @@ class SimulatedService:
         return bool(self._settled()) and not self.present()
 
     def _settled(self) -> set[str]:
-        """The brokers that coordinate the service's group, and not only since a moment ago."""
+        """The brokers that have coordinated the service's group so long that all members joined."""
         return {
             host.name
             for host in self._cluster.brokers.values()
@@ -175,9 +175,9 @@ class SimulatedService:
                 self._fail("reply-of-its-request", f"{sent} was answered with {found!r}")
 
     def _judge(self, error: PymqError, before: set[tuple[str, str]]) -> None:
-        """Without responders there is no member that the coordinator has had all the time.
+        """Check NoResponders: no responder may have been a member during the whole request.
 
-        A coordinator that does not know its successor may have members that the successor has not.
+        A replaced coordinator that does not know its successor may have other members.
         """
         if not isinstance(error, NoResponders):
             return

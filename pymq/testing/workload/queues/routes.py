@@ -1,4 +1,4 @@
-"""Routes: each record goes to the group of its route or to the others, as its topic says.
+"""Routes: each record goes to the group of its route, or without a route to all other groups.
 
 A route may change at any time, and a producer learns it a little later. So the history keeps for
 each record all routes that its producer may have applied when it closed the batch.
@@ -121,7 +121,7 @@ class RouteFollower:
         self._open: dict[str, list[Sent]] = {}  # records that may not be in a closed batch
 
     def follow(self, topic: str, queues: Mapping[tuple[str, str], PartitionQueue]) -> None:
-        """Adopt the route of a topic if it is another one, for records not closed so far, too."""
+        """Adopt a topic's route if it has changed, also for records whose batch is still open."""
         known = self._router.metadata.topics.get(topic)
         text = known.config.route if known is not None else None
         if topic not in self._present or self._history.texts[self._present[topic]] != text:
@@ -169,7 +169,7 @@ class RouteRules:
         self._groups = {(topic, group) for topic, group, _ in joins} - limited
 
     def check(self, all_sent: list[Sent]) -> None:
-        """Each record that no fault may lose went to the group of its route, or to the others."""
+        """Check that each record that no fault may lose went to the right groups."""
         history = self._history
         kept = {
             sent.number: sent
