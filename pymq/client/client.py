@@ -194,8 +194,8 @@ class Client(Layers):
           ``"dead_letter"``, records that expire before the application gets them are moved there,
           too.
         * ``retry`` (None): a :class:`pymq.Backoff`, which says how long the group waits before it
-        redelivers a record that a consumer has returned with ``nack`` without a delay; None:
-        redelivery at once.
+          redelivers a record that a consumer has returned with ``nack`` without a delay; None:
+          redelivery at once.
         * ``auto_offset_reset`` ("begin"): where a new group begins.
         * ``ordered`` (None): records with the same key are delivered in order, because one consumer
           at a time works on the keyed records of a partition. Records without a key go to any idle
@@ -244,8 +244,8 @@ class Client(Layers):
         ``bootstrap.servers``. The queue must be embedded: in memory, or in a folder.
 
         Args:
-            host: the address to listen on; only loopback addresses are allowed. port: the port of
-            the first broker; other brokers have the next ports. 0: any free
+            host: the address to listen on; only loopback addresses are allowed.
+            port: the port of the first broker; other brokers have the next ports. 0: any free
                 ports.
             partitions: number of partitions of a topic that a client creates without one.
             auto_create: whether a client's request for an unknown topic creates the topic.
@@ -253,8 +253,8 @@ class Client(Layers):
 
         Raises:
             MissingExtra: the extra ``kafka`` is not installed.
-            ConfigError: the queue is not embedded, or *host* is not a loopback address. OSError:
-            the address is in use.
+            ConfigError: the queue is not embedded, or *host* is not a loopback address.
+            OSError: the address is in use.
         """
         from pymq.core.batch.batch_validation import KAFKA_RECORDS_MAX
         from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
