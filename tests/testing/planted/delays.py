@@ -121,6 +121,7 @@ bug(
     "log",
     "own, found by seeds",
     "rolls-3 crash-3 network-3",
+    is_slow=True,
 )
 
 
@@ -150,6 +151,7 @@ bug(
     "a record is delivered that was cancelled",
     "own",
     "calm crash calm-3",
+    is_slow=True,
 )
 
 

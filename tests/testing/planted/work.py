@@ -404,6 +404,7 @@ bug(
     "a redrive does not know which letters earlier ones have sent back",
     "own",
     "calm-3 raft-network raft-crash",
+    is_slow=True,
 )
 
 
@@ -432,6 +433,7 @@ bug(
     "a redrive ends with its last full round",
     "own",
     "calm-3 raft-network raft-crash",
+    is_slow=True,
 )
 
 
