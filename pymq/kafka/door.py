@@ -331,9 +331,14 @@ class KafkaDoor:
                     self._selector.register(listener.socket, _READ, listener)
         if now < self._looks_at:
             return
+        # Time in which this process was suspended is no silence of the clients: what they have sent
+        # meanwhile has not been received yet.
+        suspended_s = now - self._looks_at if self._looks_at else 0.0
         self._looks_at = now + LOOK_S
         for client in list(self._clients.values()):
-            if now - client.heard_at > IDLE_S and not client.connection.slots:
+            if suspended_s > LOOK_S:
+                client.heard_at += suspended_s
+            elif now - client.heard_at > IDLE_S and not client.connection.slots:
                 self._leave(client)
 
 

@@ -277,7 +277,9 @@ class LeaseRules(Checker):
             grants[:] = [part for g in grants for part in _without(g, m.member, start, end)]
         join = self._joined.get((m.group, m.member))
         for partition, (start, end) in m.renewals:
-            if join is None:
+            # A paused coordinator first handles the requests that came earlier; with one of them
+            # it may find that the lease has expired.
+            if join is None or host.is_paused:
                 continue
             grants = self._held(host, m.group, m.member, partition)
             for grant in list(grants):
