@@ -47,6 +47,7 @@ def test_without_a_leader_the_replica_is_found_that_knows_most() -> None:
                 found += len(consumer.poll(timeout=2.0))
 
 
+@pytest.mark.slow
 def test_it_is_told_once_a_second_and_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_reports, "TOLD_MAX", 2)
     told: list[tuple[float, ReplicaEnds]] = []

@@ -82,7 +82,7 @@ def test_blocks_do_not_show(mq: pymq.Client) -> None:
     mq.create_topic("small", block_bytes=4096)
     fill(mq, 0, 2_000, "small")
     description = mq.describe_topic("small").partitions[0]
-    assert len(description.blocks) > 10
+    assert len(description.blocks) > 5
     assert [b.start_offset for b in description.blocks[1:]] == [
         b.end_offset for b in description.blocks[:-1]
     ]

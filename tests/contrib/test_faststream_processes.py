@@ -152,6 +152,7 @@ def test_a_message_whose_worker_dies_goes_to_another(url: str, tmp_path: Path) -
         alive.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_ends_its_work_and_gives_the_rest_back(
     url: str, tmp_path: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_the_document_of_the_example(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
     """Run the program twice in a folder, then on brokers, given by URL, beside a worker of the
     command.

@@ -129,6 +129,7 @@ def run(program: Path, folder: Path, url: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_task_whose_worker_dies_goes_to_another(url: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(DYING)
     with taskiq("worker", "app:broker", tmp_path, url) as log:
@@ -148,6 +149,7 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
     assert run(ROOT / "examples/taskiq_app.py", tmp_path, "data").splitlines() == SHOP
 
 
+@pytest.mark.slow
 def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
     """The program's own worker and those of the command share the tasks."""
     example = ROOT / "examples/taskiq_app.py"

@@ -200,6 +200,7 @@ def test_a_name_may_be_asked_for_while_what_a_crash_has_left_is_removed() -> Non
     check_whole(cluster)
 
 
+@pytest.mark.slow
 def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
     """Either the deletion has not begun, or the next zkserver completes it without a request."""
     outcomes = []

@@ -170,6 +170,7 @@ def crash_after(cluster: Cluster, commits: int) -> Zk:
     return zk
 
 
+@pytest.mark.slow
 def test_a_zkserver_that_dies_between_two_slices_is_followed_by_one_that_goes_on() -> None:
     """After a crash between any two slices the next zkserver does the rest, and then registers the
     broker.

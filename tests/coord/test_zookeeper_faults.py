@@ -276,6 +276,7 @@ def test_closing_does_not_wait_for_a_server_that_hangs(own: ZooKeeper) -> None:
 # --- an ensemble --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ensemble_loses_its_leader_and_its_majority(
     tmp_path: Path, needs_zookeeper: None
 ) -> None:

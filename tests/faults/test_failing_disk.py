@@ -111,6 +111,7 @@ def measure(folder: Path, flag: Path, rounds: int, tell: Tell) -> None:
             assert found == [b"before", b"meanwhile"] * rounds
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_to_sync(tmp_path: Path, flag: Path, tell: Tell) -> None:
     """A broker survives a failed sync, and another broker leads as soon as after kill -9."""
     measure(tmp_path / "cluster", flag, 2, tell)

@@ -34,6 +34,7 @@ def test_nodes_die(tmp_path: Path, tell: Tell) -> None:
         tell(storm.check())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Namespaces.why_not() is not None, reason=str(Namespaces.why_not()))
 def test_wires_are_cut(tmp_path: Path, tell: Tell) -> None:
     """A cluster survives cuts between two brokers, around one, and in one direction."""
@@ -42,6 +43,7 @@ def test_wires_are_cut(tmp_path: Path, tell: Tell) -> None:
         tell(storm.check())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Disk.why_not() is not None, reason=str(Disk.why_not()))
 def test_a_disk_is_full(tmp_path: Path, tell: Tell) -> None:
     """A broker with a full disk does not stop the others, and recovers."""

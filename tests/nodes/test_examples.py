@@ -80,6 +80,7 @@ def test_a_local_cluster(tmp_path: Path) -> None:
                 assert "read 2000 flights" in run("consume.py", "--url", url, "--group", "b")
 
 
+@pytest.mark.slow
 def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
     """A cluster with keys on SQLite, which needs one zkserver and no ZooKeeper, works the
     same way.

@@ -39,6 +39,7 @@ def leader(mq: pymq.Client, topic: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessCluster) -> None:
     """The other zkserver completes the roll of a killed one, and the client gets the result."""
     with pymq.open(cluster.url) as mq, mq.producer() as producer:

@@ -48,6 +48,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         cluster.close()
 
 
+@pytest.mark.slow
 def test_keys_by_url_and_a_policy(
     spark: SparkSession, secured: Secured, load: Callable[..., DataFrame]
 ) -> None:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_spark_joins_as_we_do(
     spark: SparkSession, folder: str, tmp_path: Path, load: Callable[..., DataFrame]
 ) -> None:

@@ -34,7 +34,12 @@ def die(tmp_path: Path, format: str, *arguments: str) -> int:
 
 # strides that spread the deaths over the steps of a commit and a compaction
 @pytest.mark.parametrize(
-    ("format", "kills", "stride"), [("parquet", 8, 15), ("delta", 4, 60), ("iceberg", 2, 9000)]
+    ("format", "kills", "stride"),
+    [
+        ("parquet", 8, 15),
+        ("delta", 4, 60),
+        pytest.param("iceberg", 2, 9000, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_within_commits(tmp_path: Path, format: str, kills: int, stride: int) -> None:
     """Processes die before or after calls of each commit; each new process first checks the

@@ -109,6 +109,7 @@ def kill_at(items: str, tmp_path: Path, steps: range) -> None:
     compare(items, queue, location)
 
 
+@pytest.mark.slow
 def test_changes_are_captured_once(items: str, tmp_path: Path) -> None:
     kill_at(items, tmp_path, range(60, 1000, 160))
 

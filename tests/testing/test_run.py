@@ -24,7 +24,7 @@ from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
 # number of seeds in a test, so that workers share them, and number of such tests
-CHUNK, CHUNKS = 8, 5
+CHUNK, CHUNKS = 5, 5
 SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 

@@ -245,7 +245,7 @@ def kill(cluster: ProcessCluster, name: str) -> None:
     cluster.nodes[name].kill()
 
 
-@pytest.mark.parametrize("down", [stop, kill])
+@pytest.mark.parametrize("down", [pytest.param(stop, marks=pytest.mark.slow), kill])
 def test_each_broker_restarts_and_applications_see_no_error(
     cluster: ProcessCluster, down: Callable[[ProcessCluster, str], None]
 ) -> None:
@@ -282,6 +282,7 @@ def wait_in_sync(cluster: ProcessCluster) -> None:
         cluster.wait_for(is_whole, "all replicas are in sync")
 
 
+@pytest.mark.slow
 @pytest.mark.zookeeper
 def test_another_zkserver_takes_over(tmp_path: Path, needs_zookeeper: None) -> None:
     """Topics are created, and records acknowledged, although the active zkserver is killed."""

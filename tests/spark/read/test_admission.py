@@ -139,6 +139,7 @@ def test_what_is_wrong_with_an_option(options: dict[str, str], name: str) -> Non
 # --- on a real Spark ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_gap_is_skipped_at_once(folder: str, stream: Stream) -> None:
     """The limit of a batch counts existing records, not those that retention has removed."""
@@ -156,6 +157,7 @@ def test_a_gap_is_skipped_at_once(folder: str, stream: Stream) -> None:
         assert numbers(flat(batches)) == list(range(start, 4_010))
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_stream_goes_on_without_a_deleted_topic(
     spark: SparkSession, folder: str, stream: Stream, caplog: pytest.LogCaptureFixture

@@ -80,6 +80,7 @@ def test_a_table_that_ends_before_it_starts_is_reported(topic: str, load: Load) 
         load(topic, subscribe="t", **span).collect()
 
 
+@pytest.mark.slow
 def test_create_table_says_what_works_instead(topic: str, spark: SparkSession) -> None:
     """Spark forgets a table's options; the way that the error recommends works."""
     options = f"OPTIONS (url '{topic}', subscribe 't')"

@@ -37,6 +37,7 @@ def query(spark: SparkSession, url: str, checkpoint: str, **options: Any) -> Dat
     return sink.option("checkpointLocation", checkpoint)
 
 
+@pytest.mark.slow
 def test_a_group_shows_the_progress_of_a_query(
     spark: SparkSession, cluster: ProcessCluster, checkpoint: str
 ) -> None:

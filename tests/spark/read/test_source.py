@@ -341,6 +341,7 @@ def test_a_topic_grows_under_a_running_query(
             query.stop()
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
     """Offsets of a recreated topic are new, even if the topic has more records than the old one."""
     with pymq.open(folder) as mq:
@@ -358,6 +359,7 @@ def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
         assert flat(stream(folder, **options)) == []
 
 
+@pytest.mark.slow
 def test_retention_overtakes_a_query(folder: str, stream: Stream) -> None:
     with pymq.open(folder) as mq:
         mq.create_topic("t", block_bytes=4096, retention_bytes=8192)

@@ -35,7 +35,8 @@ FINDS: dict[Run, str] = {
     ("crash", 0): """members-never-gone disk-lies folder-not-synced synced-tail-cut""",
     ("crash", 1): """copies-not-read producers-forgotten checkpoint-first""",
     ("crash-3", 0): """cut-before-commit offsets-not-loaded oldest-offset-loaded load-stops-early
-    holders-not-asked offsets-not-written isr-expands-early restarted-leader-leads votes-not-synced""",
+    holders-not-asked offsets-not-written isr-expands-early restarted-leader-leads
+    votes-not-synced""",
     ("disk-3", 0): """sync-tried-again write-error-ignored""",
     ("fetch-network", 0): """shortest-copy-wins unclean-takeover isr-of-one isr-majority
     isr-shrinks-unasked""",

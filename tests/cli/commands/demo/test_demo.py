@@ -49,6 +49,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any
     return call
 
 
+@pytest.mark.slow
 def test_run_twice(run: Callable[..., Any], tmp_path: Path) -> None:
     first = run("--quick", "3000", "--png", str(tmp_path / "one.png"))
     assert first["flights"] == first["total"]["flights"] == 3000
