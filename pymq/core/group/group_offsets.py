@@ -199,7 +199,11 @@ class GroupOffsets:
         due = NEVER
         before: dict[str, int] = {}  # by partition: the end of the member's previous range
         errors = (*m.errors, *repeat("", len(m.nacks) - len(m.errors)))
-        for nack, error in sorted(zip(m.nacks, errors, strict=True)):
+        # A member may return a record twice before its coordinator answers, because the lease had
+        # expired and it got the record again. The later return counts: the sort keeps its place
+        # before the earlier one.
+        nacks = reversed(list(zip(m.nacks, errors, strict=True)))
+        for nack, error in sorted(nacks, key=lambda nack: nack[0][:2]):
             partition, (first, end), delay = nack
             start = max(first, before.get(partition, 0))
             leases = self.leases.get((member.topic, partition))

@@ -499,6 +499,21 @@ def test_what_is_given_back_comes_again_after_its_delay(host: Host) -> None:
     assert leases(host.take("m1")) == [("0", 1, 2, 2)]
 
 
+def test_of_two_returns_in_one_request_the_later_counts(host: Host) -> None:
+    host.join("m1")
+    host.poll("m1", {"0": 3})
+    twice = (("0", (1, 2), 40), ("0", (0, 1), 10), ("0", (1, 2), 90))
+    host.send("m1", Settle(0, "g", "m1", nacks=twice, errors=("first", "", "second")))
+    assert host.ask("m1", {"0": 3}) is None
+    host.at(10)
+    assert leases(host.take("m1")) == [("0", 0, 1, 2)]
+    assert host.ask("m1", {"0": 3}) is None
+    host.at(89)
+    assert host.take("m1") == []
+    host.at(90)
+    assert leases(host.take("m1")) == [("0", 1, 2, 2)]
+
+
 def test_a_lease_runs_out_even_if_a_message_comes_first(host: Host) -> None:
     """Even if the loop delivers messages before it checks deadlines, no lease expires late."""
     host.join("m1")

@@ -103,7 +103,9 @@ class ReturnedRules(Checker):
         if probe.address(broker, m.group, m.member) != source:
             return  # The coordinator refuses this return.
         acked = {(partition, span) for partition, span in m.acks}
-        for partition, span, delay in m.nacks:
+        # of two returns of the same records the later one counts
+        nacks = {(partition, span): delay for partition, span, delay in m.nacks}
+        for (partition, span), delay in nacks.items():
             shared = m.group, topic, partition
             found = probe.leases(broker, *shared)
             if found is None or probe.is_loading(found[0]) or (partition, span) in acked:
