@@ -21,7 +21,8 @@ import pytest
 import pymq
 from pymq.cli import main
 from pymq.client.options import GROUP_DEFAULTS
-from pymq.kafka.gate import API_VERSIONS, HANDLERS
+from pymq.kafka.gate import API_VERSIONS
+from pymq.kafka.handlers import HANDLERS
 from pymq.kafka.offered import offered
 from pymq.testing import Cluster
 

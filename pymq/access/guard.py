@@ -17,7 +17,7 @@ from pymq.core import message as msg
 from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.group.request_validation import refusal
 from pymq.core.message import Message
-from pymq.core.types import AckMode
+from pymq.core.types import CLIENT_PREFIX, AckMode
 from pymq.errors import (
     AuthorizationFailed,
     ClusterAuthorizationFailed,
@@ -61,6 +61,15 @@ class Guard:
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Return None to admit *message*, or the answers to send instead."""
+        return self._examine(principal, source, message, is_direct=True)
+
+    def admit(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """As a call, for a client to which the node itself has given its producer ids."""
+        return self._examine(principal, source, message, is_direct=False)
+
+    def _examine(
+        self, principal: str, source: str, message: Message, *, is_direct: bool
+    ) -> Sequence[Message] | None:
         needed = requirements(message)
         if isinstance(message, msg.Acquire | msg.Heartbeat):
             # If a member may no longer read the topic, it must not keep leases and partitions.
@@ -68,13 +77,18 @@ class Guard:
             topic = members.get((message.group, message.member)) if members else None
             if topic is not None:
                 needed = (*needed, Requirement(Operation.READ, Kind.TOPIC, topic))
+        is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
         for need in needed:
             if not self.allows(principal, need):
-                return self._refuse(principal, source, message, need)
+                # A broker also asks for its Kafka clients, whose permissions it has checked.
+                # Transports let no client use the name of a node.
+                is_node = is_direct and not source.startswith(CLIENT_PREFIX)
+                if not is_node or not self.allows(principal, CLUSTER_ACTION):
+                    return self._refuse(principal, source, message, need)
+                is_of_cluster = True
         if not principal:
             return self._refuse(principal, source, message, None)
-        is_of_cluster = bool(needed) and needed[0] is CLUSTER_ACTION
-        if not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
+        if is_direct and not is_of_cluster and isinstance(message, msg.Produce | msg.Copy):
             refusal = self._disown(principal, source, message)
             if refusal is not None:
                 return refusal

@@ -12,6 +12,7 @@ NAME_LENGTH_MAX = 249
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
+CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
 INTERNAL_PREFIX = "__"
 # The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
 CLUSTER_SCHEMES = ("zmq+tcp://", "zmq+ipc://", "tcp://", "pymq://", "tls://")

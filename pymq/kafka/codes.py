@@ -28,8 +28,12 @@ class Code(IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     INVALID_REQUIRED_ACKS = 21
     INVALID_GROUP_ID = 24
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -45,6 +49,7 @@ class Code(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -98,10 +103,20 @@ _CODES = {
 }
 
 
+# By the kind of the resource that the client may not use.
+_REFUSALS = {
+    "topic": Code.TOPIC_AUTHORIZATION_FAILED,
+    "group": Code.GROUP_AUTHORIZATION_FAILED,
+}
+
+
 def code_of(error: PymqError | None) -> Code:
     """Return the code of an error; NONE if there is no error."""
     if error is None:
         return Code.NONE
+    if error.code == "AUTHORIZATION_FAILED":
+        kind = str(error.details.get("resource", "")).partition(":")[0]
+        return _REFUSALS.get(kind, Code.CLUSTER_AUTHORIZATION_FAILED)
     return _CODES.get(error.code, Code.UNKNOWN_SERVER_ERROR)
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from pymq.core.batch.columns import Buffer
 from pymq.core.values import Factory, define
 from pymq.kafka.frames import RequestHead
+from pymq.kafka.security.caller import KafkaCaller
 
 REQUESTS_MAX = 100  # of a connection at a time; then it is not read
 OUT_BYTES_MAX = 64 << 20  # that wait to be sent to a connection; then it is not read
@@ -30,6 +31,7 @@ class KafkaConnection:
 
     id: int
     host: str = ""
+    caller: KafkaCaller = Factory(KafkaCaller)
     slots: deque[Slot] = Factory(deque)
     out: deque[Buffer] = Factory(deque)
     # Two counters. The gate adds to the first, and the door's thread to the second.

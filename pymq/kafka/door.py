@@ -28,10 +28,14 @@ from pymq.core.message import Message
 from pymq.core.ready import Ready
 from pymq.core.values import Factory, define
 from pymq.kafka.connection import REQUESTS_MAX, KafkaConnection
-from pymq.kafka.frames import BadFrame, FrameReader, RequestHead
+from pymq.kafka.frames import FRAME_BYTES_MAX, BadFrame, FrameReader, RequestHead
 from pymq.kafka.gate import KafkaGate
+from pymq.kafka.security.tls import DoorTls, TlsSocket
 
 CONNECTIONS_MAX = 1_000
+UNKNOWN_MAX = 250  # connections of clients that have yet to prove who they are
+UNKNOWN_S = 30.0  # time to prove it
+UNKNOWN_BYTES_MAX = 64 << 10  # of a frame before that
 RECEIVING_MAX = 512 << 20  # bytes of frames that are being received, of all connections
 READ_BYTES = 4 << 20  # of one connection in a round
 ROUND_BYTES = 16 << 20  # of all connections in a round; the others are read in the next one
@@ -77,16 +81,19 @@ class KafkaListener:
     name: str  # of the gate in the loop
     gate: KafkaGate
     socket: socket.socket
+    tls: DoorTls | None = None
 
 
 @define
 class _Client:
     """A connection as the door sees it."""
 
-    socket: socket.socket
+    socket: socket.socket | TlsSocket
     listener: KafkaListener
     connection: KafkaConnection
-    reader: FrameReader = Factory(FrameReader)
+    is_known: bool  # whether it has nothing to prove, or has proved it
+    since: float
+    reader: FrameReader
     sending: deque[Buffer] = Factory(deque)  # parts that the door has taken from the gate
     events: int = _READ
     heard_at: float = 0.0
@@ -111,12 +118,14 @@ class KafkaDoor:
         self._clients: dict[KafkaConnection, _Client] = {}
         self._news: deque[KafkaConnection] = deque()  # connections that a gate has something for
         self._arrived: list[tuple[_Client, memoryview]] = []
-        self._accepted: list[tuple[socket.socket, str, KafkaListener]] = []
+        self._accepted: list[tuple[socket.socket | TlsSocket, str, KafkaListener]] = []
+        self._unknown: dict[KafkaConnection, _Client] = {}  # the oldest first
         self._gone: list[_Client] = []
         self._thread = 0  # the thread that calls this object
         self._rests_until = 0.0
         self._looks_at = 0.0
         self.turned_away = 0  # connections beyond the limit
+        self.timed_out = 0  # connections closed because their clients have not proved who they are
         self.received_bytes = 0
         self.sent_bytes = 0
         for listener in listeners:
@@ -183,9 +192,13 @@ class KafkaDoor:
         for client in gone:
             client.listener.gate.disconnected(client.connection)
         for found, host, listener in accepted:
-            connection = listener.gate.connected(host)
-            client = _Client(found, listener, connection, heard_at=self._clock())
+            connection, at = listener.gate.connected(host), self._clock()
+            is_known = listener.tls is None and connection.caller.is_known
+            reader = FrameReader(FRAME_BYTES_MAX if is_known else UNKNOWN_BYTES_MAX)
+            client = _Client(found, listener, connection, is_known, at, reader, heard_at=at)
             self._clients[connection] = client
+            if not is_known:
+                self._unknown[connection] = client
             self._selector.register(found, _READ, client)
         for client, frame in arrived:
             client.listener.gate.received(client.connection, frame, now)
@@ -242,9 +255,18 @@ class KafkaDoor:
             self.turned_away += 1
             found.close()
             return
+        if len(self._unknown) >= UNKNOWN_MAX:
+            # Whoever connects and proves nothing must not keep others out.
+            self.timed_out += 1
+            self._leave(next(iter(self._unknown.values())))
         found.setblocking(False)
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._accepted.append((found, str(host), listener))
+        try:
+            wrapped = found if listener.tls is None else listener.tls.wrap(found)
+        except OSError:
+            found.close()  # The client is gone already.
+            return
+        self._accepted.append((wrapped, str(host), listener))
 
     def _receive(self, client: _Client) -> list[memoryview]:
         """Receive the bytes that have arrived, up to a limit; returns the complete frames."""
@@ -260,6 +282,8 @@ class KafkaDoor:
                     break
                 left -= count
                 self.received_bytes += count
+                if not client.is_known:
+                    self._identify(client)
                 found = client.reader.received(count)
                 frames += found
                 if count < len(buffer) and not client.reader.size:
@@ -272,6 +296,15 @@ class KafkaDoor:
         except (OSError, BadFrame):
             self._leave(client)
         return frames
+
+    def _identify(self, client: _Client) -> None:
+        """Note what a client has proved by TLS or, to the gate, by SASL."""
+        caller = client.connection.caller
+        if isinstance(client.socket, TlsSocket) and not caller.must_prove:
+            caller.principal = client.socket.principal
+        if caller.is_known:
+            client.is_known, client.reader.most = True, FRAME_BYTES_MAX
+            del self._unknown[client.connection]
 
     def _receiving(self) -> int:
         return sum(client.reader.size for client in self._clients.values())
@@ -318,6 +351,7 @@ class KafkaDoor:
             self._selector.unregister(client.socket)
         client.socket.close()
         del self._clients[client.connection]
+        self._unknown.pop(client.connection, None)
         self._gone.append(client)
         self._ring()
 
@@ -339,6 +373,9 @@ class KafkaDoor:
             if suspended_s > LOOK_S:
                 client.heard_at += suspended_s
             elif now - client.heard_at > IDLE_S and not client.connection.slots:
+                self._leave(client)
+            elif not client.is_known and now - client.since > UNKNOWN_S:
+                self.timed_out += 1
                 self._leave(client)
 
 

@@ -20,6 +20,7 @@ from pymq.kafka.door import KafkaListener
 from pymq.kafka.door_thread import DoorDriver, DoorThread
 from pymq.kafka.gate import KafkaGate
 from pymq.kafka.metrics import measure
+from pymq.kafka.security.sasl import Sasl
 from pymq.kafka.shared.conversation import Endpoint
 
 BACKLOG = 128
@@ -141,6 +142,7 @@ def make_gate(
     records_max: int,
     replicas: int = 1,
     asks_brokers: bool = False,
+    sasl: Sasl | None = None,
 ) -> KafkaGate:
     """Return the gate of a broker in this process.
 
@@ -161,11 +163,12 @@ def make_gate(
         records_max=records_max,
         default_replicas=replicas,
         asks_brokers=asks_brokers,
+        sasl=sasl,
     )
 
 
 def _check_host(host: str) -> None:
-    """Check that only this machine can reach *host*: there is neither TLS nor authentication yet.
+    """Check that only this machine can reach *host*: this endpoint has no TLS.
 
     Raises:
         ConfigError: other machines can reach *host*, too.

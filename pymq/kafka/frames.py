@@ -33,7 +33,7 @@ class FrameReader:
     """Cuts the bytes of a connection into frames."""
 
     def __init__(self, most: int = FRAME_BYTES_MAX) -> None:
-        self._most = most
+        self.most = most  # bytes of a frame
         self._scratch = bytearray(SCRATCH_BYTES)
         self._filled = 0  # bytes in the present buffer
         self._large: bytearray | None = None  # the buffer of one frame, once its length is known
@@ -62,7 +62,7 @@ class FrameReader:
         frames, start, end = list[memoryview](), 0, self._filled
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._scratch, start)
-            if not _HEAD.size <= size <= self._most:
+            if not _HEAD.size <= size <= self.most:
                 raise BadFrame(f"a frame of {size} bytes")
             start += _LENGTH.size
             if end - start < size:

@@ -33,24 +33,16 @@ from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
+from pymq.errors import QuotaExceeded
 from pymq.kafka import frames
 from pymq.kafka.codes import Code
 from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
-from pymq.kafka.handlers import (
-    configs,
-    delete_records,
-    epochs,
-    fetch,
-    group_offsets,
-    groups,
-    list_offsets,
-    metadata,
-    produce,
-    reconciled_groups,
-    topics,
-)
+from pymq.kafka.handlers import HANDLERS
+from pymq.kafka.handlers.authentication import LOGIN
 from pymq.kafka.offered import offered
+from pymq.kafka.security.caller import DoorGuard, KafkaCaller
+from pymq.kafka.security.sasl import Sasl
 from pymq.kafka.shared.controllers import Controllers
 from pymq.kafka.shared.conversation import (
     ANSWER_MS,
@@ -65,7 +57,6 @@ from pymq.kafka.shared.conversation import (
     KafkaCall,
     Late,
     Pause,
-    Steps,
     Wait,
 )
 from pymq.kafka.shared.fetch_sessions import FetchSessions
@@ -75,37 +66,7 @@ from pymq.kafka.shared.watches import Watches, watch_request
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
-Handler = Callable[[GateContext, Any, KafkaCall], Steps]
 API_VERSIONS = 18
-HANDLERS: dict[int, Handler] = {
-    0: produce.produce,
-    1: fetch.fetch,
-    2: list_offsets.list_offsets,
-    3: metadata.metadata,
-    8: group_offsets.offset_commit,
-    9: group_offsets.offset_fetch,
-    10: metadata.find_coordinator,
-    11: groups.join_group,
-    12: groups.heartbeat,
-    13: groups.leave_group,
-    14: groups.sync_group,
-    15: groups.describe_groups,
-    16: groups.list_groups,
-    19: topics.create_topics,
-    20: topics.delete_topics,
-    21: delete_records.delete_records,
-    22: produce.init_producer_id,
-    23: epochs.offset_for_leader_epoch,
-    32: configs.describe_configs,
-    33: configs.alter_configs,
-    37: topics.create_partitions,
-    42: groups.delete_groups,
-    68: reconciled_groups.consumer_group_heartbeat,
-    69: reconciled_groups.consumer_group_describe,
-    44: configs.incremental_alter_configs,
-    60: metadata.describe_cluster,
-}
-"""The offered APIs, by Kafka's keys."""
 
 HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
@@ -122,6 +83,7 @@ class _Conversation:
     requests: dict[int, int] = Factory(dict)  # the places of the missing answers
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
+    again: Ask | None = None  # requests that wait because the client has used up its quota
     held_bytes: int = 0  # counted in the gate's
 
 
@@ -142,7 +104,9 @@ class KafkaGate:
         records_max: int = RECORDS_MAX,
         default_replicas: int = 1,
         asks_brokers: bool = False,
+        sasl: Sasl | None = None,
     ) -> None:
+        self.guard: DoorGuard | None = None  # set after the creation of the broker
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
         self.wake: Callable[[KafkaConnection], None] = lambda _: None
@@ -161,6 +125,8 @@ class KafkaGate:
         self._last_request = 0
         self._last_conversation = 0
         self._last_connection = 0
+        self.sessions = FetchSessions(new_id)
+        self.sasl = sasl
         watches = Watches(self._watch, self._ring)
         self._context = GateContext(
             me,
@@ -168,7 +134,7 @@ class KafkaGate:
             endpoints,
             TopicCache(),
             watches,
-            FetchSessions(new_id),
+            self.sessions,
             Subscriptions(),
             crc32c,
             wall_ms,
@@ -178,12 +144,8 @@ class KafkaGate:
             records_max,
             default_replicas,
             asks_brokers,
+            sasl=sasl,
         )
-
-    @property
-    def sessions(self) -> int:
-        """The number of fetch sessions."""
-        return len(self._context.sessions)
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
         """Refuse the next batches for a topic, so that an application's error handling can be
@@ -196,7 +158,8 @@ class KafkaGate:
     def connected(self, host: str) -> KafkaConnection:
         """Note that a client has connected."""
         self._last_connection += 1
-        connection = KafkaConnection(self._last_connection, host)
+        caller = KafkaCaller(host, self.guard, must_prove=self.sasl is not None)
+        connection = KafkaConnection(self._last_connection, host, caller)
         self.connections[connection.id] = connection
         return connection
 
@@ -231,6 +194,8 @@ class KafkaGate:
             handler = HANDLERS.get(head.key)
             if handler is None:
                 raise BadFrame(f"API {head.key} is not offered")
+            if not connection.caller.is_known and head.key not in LOGIN:
+                raise BadFrame(f"API {head.key} before authentication")
             request = frames.read_request(head, frame)
         except BadFrame:
             # As in Kafka, close the connection: nothing after this request can be decoded.
@@ -250,7 +215,7 @@ class KafkaGate:
             slot.is_over = True
             self._drain(connection)
 
-        call = KafkaCall(head.version, head.client, connection.host, release)
+        call = KafkaCall(head.version, head.client, connection.host, connection.caller, release)
         steps = handler(self._context, request, call)
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
@@ -297,6 +262,7 @@ class KafkaGate:
         """Let a handler run until it waits again, or returns."""
         conversation = self._conversations[number]
         while True:
+            self._context.caller = conversation.connection.caller
             try:
                 wait = conversation.steps.send(given)
             except StopIteration as stop:
@@ -318,20 +284,8 @@ class KafkaGate:
         """
         now = self._context.now
         match wait:
-            case Ask(requests, wait_ms, frees_line, ids):
-                if not requests:
-                    return []
-                conversation.answers = [LATE] * len(requests)
-                for place, (peer, make) in enumerate(requests):
-                    request = ids[place] if ids else self._number()
-                    self._calls[request] = number
-                    conversation.requests[request] = place
-                    self._out.send.append((peer, make(request)))
-                if ids is not None:
-                    ids[:] = conversation.requests
-                self._timers.set(number, now + wait_ms)
-                if frees_line:
-                    self._take_up(number, conversation)
+            case Ask():
+                return self._ask(number, conversation, wait)
             case Breathe():
                 size = conversation.slot.size
                 if not conversation.held_bytes and self._held_bytes + size > HELD_BYTES_MAX:
@@ -349,6 +303,36 @@ class KafkaGate:
                 self._timers.set(number, until)
             case Pause(wait_ms):
                 self._timers.set(number, now + wait_ms)
+        return conversation
+
+    def _ask(self, number: int, conversation: _Conversation, wait: Ask) -> Any:
+        """Send requests to nodes, as far as the policy admits them; see :meth:`_begin`."""
+        caller, ids = conversation.connection.caller, wait.ids
+        conversation.answers = [LATE] * len(wait.requests)
+        messages = list[tuple[str, Message]]()
+        for place, (peer, make) in enumerate(wait.requests):
+            request = ids[place] if ids else self._number()
+            message = make(request)
+            if not wait.is_own and (refusal := caller.refusal(message)) is not None:
+                if not isinstance(refusal.error, QuotaExceeded):
+                    conversation.answers[place] = refusal
+                    continue
+                if not messages:
+                    # As in Kafka, the client waits, and does not see an error (KIP-219).
+                    conversation.again = wait
+                    self._timers.set(number, self._context.now + refusal.error.retry_ms)
+                    return conversation
+            messages.append((peer, message))
+            self._calls[request] = number
+            conversation.requests[request] = place
+        if not messages:
+            return conversation.answers
+        self._out.send += messages
+        if ids is not None:
+            ids[:] = conversation.requests
+        self._timers.set(number, self._context.now + wait.wait_ms)
+        if wait.frees_line:
+            self._take_up(number, conversation)
         return conversation
 
     def _end(self, number: int, answer: Any) -> None:
@@ -370,6 +354,8 @@ class KafkaGate:
                 self.failed(slot.head, error)
                 self._close(connection)
         self._drain(connection)
+        if connection.caller.is_refused:
+            self._close(connection)
         self._take_up(number, conversation)
 
     def _drain(self, connection: KafkaConnection) -> None:
@@ -444,6 +430,7 @@ class KafkaGate:
                 self._context.watches.answered(message)
             return
         conversation = self._conversations[number]
+        message = conversation.connection.caller.charged(message)
         conversation.answers[conversation.requests.pop(request)] = message
         if not conversation.requests:
             self._timers.drop(number)
@@ -482,6 +469,11 @@ class KafkaGate:
                 self._context.watches.remove(number, conversation.doze.partitions)
                 conversation.doze = None
                 self._go_on(number, True)
+            elif conversation.again is not None:
+                again, conversation.again = conversation.again, None
+                given = self._begin(number, conversation, again)
+                if given is not conversation:
+                    self._go_on(number, given)
             elif conversation.requests:
                 for request in conversation.requests:
                     self._calls.pop(request, None)

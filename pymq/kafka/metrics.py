@@ -13,7 +13,10 @@ def measure(door: KafkaDoor, out: Metrics) -> None:
     out.add("pymq_kafka_connections_turned_away_total", door.turned_away)
     out.add("pymq_kafka_received_bytes_total", door.received_bytes)
     out.add("pymq_kafka_sent_bytes_total", door.sent_bytes)
-    out.add("pymq_kafka_fetch_sessions", sum(each.gate.sessions for each in door.listeners))
+    out.add("pymq_kafka_fetch_sessions", sum(len(each.gate.sessions) for each in door.listeners))
+    out.add("pymq_kafka_connections_timed_out_total", door.timed_out)
+    refused = sum(each.gate.sasl.refused for each in door.listeners if each.gate.sasl)
+    out.add("pymq_kafka_authentication_failures_total", refused)
     apis = frames.apis()
     for listener in door.listeners:
         for key, times in listener.gate.times.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.values import value
 from pymq.errors import ConfigError, UnknownTopic
-from pymq.kafka.handlers.options import OPTIONS, read_all
+from pymq.kafka.shared.options import OPTIONS, read_all
 from pymq.mirror.journal import PREFIX
 from pymq.mirror.kafka_client import KafkaTopic
 

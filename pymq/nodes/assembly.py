@@ -95,12 +95,16 @@ class Broker(Node):
         http: the address that serves metrics, as ``"127.0.0.1:9100"``.
         http_cert: a PEM file with a certificate and its key, required to serve HTTP to the network.
         kafka: the address for Kafka's clients, as ``"127.0.0.1:9092"``; port 0 takes a free one.
-            Such clients have neither keys nor TLS yet, so other addresses need *insecure*.
+            Other addresses than those of this machine need *kafka_tls_dir*, or *insecure*.
         kafka_advertise: the address that they connect to, if it differs.
         kafka_partitions, kafka_replicas: for topics whose creator gives no number; by default 1 and
             3, or as many replicas as there are brokers.
         kafka_auto_create: whether a Kafka client that asks for an unknown topic creates it.
         kafka_batch_records_max: the limit of a batch of Kafka's clients; by default 100,000.
+        kafka_tls_dir: a folder as *tls_dir*: Kafka's clients use TLS. They have to prove a
+            certificate, or
+        kafka_users: to authenticate by SASL as one of the users in this file, which
+            ``pymq keys kafka-user`` writes.
 
     Raises:
         ConfigError: an option is wrong.
@@ -206,6 +210,8 @@ class Broker(Node):
         loop.add(self._directory.name, self._directory)
         if self._kafka is not None:
             loop.add(self._kafka.name, self._kafka.gate)
+            if door is not None:
+                self._kafka.obey(door)
             self._serve(self._kafka.door)
             meters.kafka = self._kafka.measure
 

@@ -51,6 +51,8 @@ _KAFKA = (
     "kafka_partitions",
     "kafka_replicas",
     "kafka_batch_records_max",
+    "kafka_tls_dir",
+    "kafka_users",
 )
 
 
@@ -81,6 +83,16 @@ def _kafka(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="records in a batch of a Kafka client (100000)",
+    )
+    parser.add_argument(
+        "--kafka-tls-dir",
+        metavar="DIR",
+        help="certificates: Kafka's clients use TLS, and prove a certificate or ...",
+    )
+    parser.add_argument(
+        "--kafka-users",
+        metavar="FILE",
+        help="... log in by SASL as a user in this file; see pymq keys kafka-user",
     )
 
 

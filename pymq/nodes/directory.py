@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pymq.client.base import Outbox
 from pymq.core.message import Answer, DescribeCluster, Location, Message
 from pymq.core.metadata.descriptions import ClusterDescription, TopicMetadata
-from pymq.core.types import NEVER
+from pymq.core.types import CLIENT_PREFIX, NEVER
 from pymq.errors import NotController
-from pymq.transport.base import CLIENT_PREFIX, Arrival
+from pymq.transport.base import Arrival
 
 ASK_MS = 250  # shortest time between two requests
 KEEP_ASKING_MS = 5_000  # after this long a missing node is forgotten

@@ -220,11 +220,13 @@ class NodeSecurity:
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Return the answers that refuse *message*, or None to accept it."""
-        now = self._clock()
-        if now - self._looked_at >= RELOAD_MS:
-            self._looked_at = now
-            self._reload()
+        self._refresh()
         return self._guard(principal, source, message)
+
+    def admit(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
+        """As a call, for a Kafka client, to which this node itself gives its producer ids."""
+        self._refresh()
+        return self._guard.admit(principal, source, message)
 
     def know(self, grants: Grants) -> None:
         """Check and assign grants of producer ids from now on."""
@@ -266,6 +268,12 @@ class NodeSecurity:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _refresh(self) -> None:
+        now = self._clock()
+        if now - self._looked_at >= RELOAD_MS:
+            self._looked_at = now
+            self._reload()
 
     def _reload(self) -> None:
         try:

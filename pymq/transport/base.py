@@ -22,7 +22,6 @@ NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes som
 FILES = 320  # descriptors for other purposes: a store's files, and some more
 LEAST = 64  # connections allowed even with few descriptors
 TELL_S = 10.0  # interval of reports that connections were turned away
-CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
 
 
 # (the principal or "", the address or identity of the refused connection)

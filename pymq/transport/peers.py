@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pymq.core.types import node_of
+from pymq.core.types import CLIENT_PREFIX, node_of
 from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX
+from pymq.transport.base import ANONYMOUS
 from pymq.transport.shapes import Buffer
 
 _IDENTITY = re.compile(

@@ -71,6 +71,7 @@ ROWS = {
     "keys list": Row("{keys}", "alice", "{nowhere}", "CONFIG_ERROR"),
     "keys revoke": Row("{keys} {fresh_key}", "{fresh_key}", "{keys} nobody", "CONFIG_ERROR"),
     "keys token": Row("{keys} {free}", "{free}", "{nowhere} a", "CONFIG_ERROR"),
+    "keys kafka-user": Row("{nowhere} {free}", "{free}", "{nowhere} x --remove", "CONFIG_ERROR"),
     "keys policy": Row("{unruled}", "policy.toml", "{keys}", "CONFIG_ERROR"),
     "completion": Row("bash", "complete", "none", "CONFIG_ERROR"),
 }  # fmt: skip

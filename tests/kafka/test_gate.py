@@ -15,7 +15,8 @@ from pymq.core.batch.kafka import records
 from pymq.core.batch.kafka.batch import KAFKA_HEADER, SIGNED_FROM, crc32c_function
 from pymq.kafka.codes import Code
 from pymq.kafka.connection import KafkaConnection
-from pymq.kafka.gate import HANDLERS, KafkaGate
+from pymq.kafka.gate import KafkaGate
+from pymq.kafka.handlers import HANDLERS
 from pymq.kafka.shared.conversation import Endpoint
 from pymq.kafka.wire import codec
 from pymq.kafka.wire import messages as m

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="principals that may do everything",
     )
+    user = leaf(what, "kafka-user", "add users to the file of a broker's --kafka-users")
+    user.add_argument("file", metavar="FILE", type=Path, help="the file; created if it is missing")
+    how = user.add_mutually_exclusive_group()
+    how.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read each password, a line each; otherwise they are made up and printed",
+    )
+    how.add_argument("--remove", action="store_true", help="remove the users instead")
+    user.add_argument("names", metavar="NAME", nargs="+", help="name of a user, its principal")
     for sub in (make, revoke, listing, token, policy):
         sub.add_argument("folder", metavar="DIR", type=Path, help="the folder of keys")
     for sub in (make, revoke, token):
@@ -56,6 +67,8 @@ def run(args: argparse.Namespace, show: Show) -> int:
         return _revoke(args, show)
     if args.what == "token":
         return _token(args, show)
+    if args.what == "kafka-user":
+        return _kafka_user(args, show)
     return _policy(args, show) if args.what == "policy" else _list(args, show)
 
 
@@ -134,6 +147,38 @@ def _token(args: argparse.Namespace, show: Show) -> int:
         show.say(f"wrote {path}: its bearer has the rights of {name} over HTTP")
     if show.is_json:
         show.result({"tokens": made})
+    return OK
+
+
+def _kafka_user(args: argparse.Namespace, show: Show) -> int:
+    """Add or remove users of Kafka's clients; a running broker reads the file again."""
+    from pymq.kafka.security.users import load_users, new_user, write_users
+
+    for name in args.names:
+        check_name(name, "user name")
+    users = load_users(args.file) if args.file.exists() else {}
+    if args.remove:
+        missing = [name for name in args.names if users.pop(name, None) is None]
+        if missing:
+            raise ConfigError(f"{args.file} has no user {missing[0]!r}; nothing was removed")
+        write_users(args.file, users)
+        show.say(f"removed {', '.join(args.names)} from {args.file}")
+        if show.is_json:
+            show.result({"file": str(args.file), "removed": args.names})
+        return OK
+    passwords = {}
+    for name in args.names:
+        given = sys.stdin.readline().rstrip("\n") if args.stdin else secrets.token_urlsafe(24)
+        if not given:
+            raise ConfigError(f"there is no password for {name}")
+        passwords[name] = given
+    users |= {name: new_user(password) for name, password in passwords.items()}
+    write_users(args.file, users)
+    for name, password in passwords.items():
+        show.say(f"wrote {name} to {args.file}" + ("" if args.stdin else f"; password: {password}"))
+    if show.is_json:
+        shown = {} if args.stdin else passwords
+        show.result({"file": str(args.file), "added": args.names, "passwords": shown})
     return OK
 
 

@@ -192,6 +192,12 @@ KAFKA = {
     "pymq_kafka_connections_turned_away_total": Spec(
         COUNTER, (), "Connections of Kafka's clients that were closed because there were too many"
     ),
+    "pymq_kafka_connections_timed_out_total": Spec(
+        COUNTER, (), "Connections of Kafka's clients that proved no principal in time"
+    ),
+    "pymq_kafka_authentication_failures_total": Spec(
+        COUNTER, (), "Refused passwords of Kafka's clients"
+    ),
     "pymq_kafka_received_bytes_total": Spec(COUNTER, (), "Bytes from Kafka's clients"),
     "pymq_kafka_sent_bytes_total": Spec(COUNTER, (), "Bytes for Kafka's clients"),
     "pymq_kafka_fetch_sessions": Spec(GAUGE, (), "Fetch sessions of Kafka's clients"),

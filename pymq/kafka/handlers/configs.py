@@ -9,7 +9,7 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers import options
+from pymq.kafka.shared import options
 from pymq.kafka.shared.controllers import ask_controller, load_brokers
 from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps
 from pymq.kafka.shared.topic_cache import load_topic

@@ -9,8 +9,8 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import check_name, is_internal
 from pymq.errors import PymqError, TopicExists
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers import options
 from pymq.kafka.handlers.metadata import await_leaders, create_topic, replicas_of
+from pymq.kafka.shared import options
 from pymq.kafka.shared.controllers import ask_controller, load_brokers
 from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps
 from pymq.kafka.shared.topic_cache import NO_ID, find_topic, id_bytes, load_topic

@@ -47,21 +47,26 @@ class Controllers:
 
 
 def ask_controller(
-    context: GateContext, make: Callable[[int], Message], *, done: str = ""
+    context: GateContext,
+    make: Callable[[int], Message],
+    *,
+    done: str = "",
+    is_own: bool = False,
 ) -> Generator[Wait, Any, Any]:
     """Ask the active zkserver; returns its answer.
 
     If a zkserver is not active or does not answer, the request goes to another one, or to the same
     one again, under the same id, as those of pymq's own clients do
     (:mod:`pymq.client.router`). So a change may be carried out twice. *done* is the code of the
-    error that a change gets if it was carried out before; a repeated request then succeeds.
+    error that a change gets if it was carried out before; a repeated request then succeeds. With
+    *is_own* the gate asks for itself, whatever the client may do.
     """
     until, ids = context.now + TAKEOVER_MS, list[int]()
     tries, is_repeated = 0, False
     while True:
         asked, tries = context.controllers.active, tries + 1
         patience = min(TRY_MS << min((tries - 1) // len(context.controllers), 10), TRY_MAX_MS)
-        (answer,) = yield Ask([(asked, make)], patience, ids=ids)
+        (answer,) = yield Ask([(asked, make)], patience, ids=ids, is_own=is_own)
         error = answer.error
         is_refused = isinstance(error, NotController)
         if not is_refused and not isinstance(answer, Late):
@@ -86,7 +91,7 @@ def load_brokers(context: GateContext) -> Generator[Wait, Any, None]:
     """
     if not context.asks_brokers:
         return
-    answer = yield from ask_controller(context, _brokers)
+    answer = yield from ask_controller(context, _brokers, is_own=True)
     if not isinstance(getattr(answer, "result", None), ClusterDescription):
         return
     endpoints = dict[str, Endpoint]()

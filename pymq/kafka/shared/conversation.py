@@ -26,8 +26,10 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
+from pymq.kafka.security.caller import KafkaCaller
 
 if TYPE_CHECKING:
+    from pymq.kafka.security.sasl import Sasl
     from pymq.kafka.shared.controllers import Controllers
     from pymq.kafka.shared.fetch_sessions import FetchSessions
     from pymq.kafka.shared.subscriptions import Subscriptions
@@ -66,6 +68,7 @@ class Ask(NamedTuple):
     frees_line: bool = False  # the gate may now take up the connection's later requests
     # The gate appends the ids of the requests. If it finds them here, it sends them again.
     ids: list[int] | None = None
+    is_own: bool = False  # the gate needs this itself: the client's permissions do not matter
 
 
 class Doze(NamedTuple):
@@ -124,6 +127,8 @@ class GateContext:
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
     # The codes that refuse the next batches, for tests, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
+    sasl: Sasl | None = None  # by which clients authenticate
+    caller: KafkaCaller = Factory(KafkaCaller)  # the client of the handler that runs now
 
 
 class KafkaCall(NamedTuple):
@@ -132,6 +137,7 @@ class KafkaCall(NamedTuple):
     version: int
     client: str
     host: str
+    caller: KafkaCaller
     release: Callable[[], None]  # lets the gate answer later requests: this request gets no answer
 
 

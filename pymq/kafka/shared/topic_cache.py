@@ -71,12 +71,13 @@ def load_topic(context: GateContext, name: str) -> Generator[Wait, Any, TopicMet
 
 
 def topic_names(context: GateContext) -> Generator[Wait, Any, list[str] | PymqError]:
-    """Return the names of all topics that Kafka's clients see, or the error."""
-    found = yield from ask_controller(context, ListTopics)
+    """Return the names of all topics that the client may see, or the error."""
+    found = yield from ask_controller(context, ListTopics, is_own=True)
     if not isinstance(found, Answer) or not isinstance(found.result, tuple):
         error: PymqError = found.error
         return error
-    return [name for name in found.result if isinstance(name, str) and not is_internal(name)]
+    names = [name for name in found.result if isinstance(name, str) and not is_internal(name)]
+    return [name for name in names if context.caller.may_describe(name)]
 
 
 def load_all(context: GateContext, pause_ms: int = 0) -> Generator[Wait, Any, None]:
@@ -106,7 +107,7 @@ def find_topic(
         if found is None:
             return None
         name = found
-    if (known := context.topics.get(name)) is not None:
+    if (known := context.topics.get(name)) is not None and context.caller.may_describe(name):
         return known
     loaded = yield from load_topic(context, name)
     if topic_id == NO_ID or isinstance(loaded, PymqError):

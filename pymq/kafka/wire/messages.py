@@ -1352,6 +1352,38 @@ class ProduceResponse:
 
 
 @define
+class SaslAuthenticateRequest:
+    """SaslAuthenticateRequest, key 36, versions 0 to 2."""
+
+    auth_bytes: bytes = b""
+
+
+@define
+class SaslAuthenticateResponse:
+    """SaslAuthenticateResponse, key 36, versions 0 to 2."""
+
+    error_code: int = 0
+    error_message: str | None = ""
+    auth_bytes: bytes = b""
+    session_lifetime_ms: int = 0
+
+
+@define
+class SaslHandshakeRequest:
+    """SaslHandshakeRequest, key 17, versions 0 to 1."""
+
+    mechanism: str = ""
+
+
+@define
+class SaslHandshakeResponse:
+    """SaslHandshakeResponse, key 17, versions 0 to 1."""
+
+    error_code: int = 0
+    mechanisms: list[str] = Factory(list)
+
+
+@define
 class SyncGroupRequestSyncGroupRequestAssignment:
     """SyncGroupRequestAssignment of SyncGroupRequest."""
 

@@ -21,7 +21,7 @@ from pymq.kafka.wire.schema import FIXED, HINTS, Field, MessageSchema, class_nam
 
 KEYS = {
     *(0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22, 23, 32, 33, 37, 42, 44),
-    *(60, 68, 69),
+    *(17, 36, 60, 68, 69),
 }
 """The keys of the APIs that pymq serves."""
 

@@ -12,6 +12,10 @@ from pymq.kafka.addresses import parse_address
 from pymq.kafka.door import KafkaDoor, KafkaListener
 from pymq.kafka.endpoint import BACKLOG, make_gate
 from pymq.kafka.metrics import measure
+from pymq.kafka.security.caller import DoorGuard
+from pymq.kafka.security.sasl import Sasl
+from pymq.kafka.security.tls import DoorTls
+from pymq.kafka.security.users import UsersFile
 from pymq.nodes.kafka.options import KafkaPort
 
 
@@ -28,7 +32,11 @@ class BrokerKafka:
             records_max=port.batch_records_max,
             replicas=port.replicas,
             asks_brokers=True,
+            sasl=None if port.users is None else Sasl(UsersFile(port.users, os.urandom(32))),
         )
+        tls = None
+        if port.tls_dir is not None:
+            tls = DoorTls(port.tls_dir, asks_certificates=port.users is None)
         host, number = parse_address(port.listen, "kafka")
         try:
             self._socket = _listen(host, number)
@@ -38,9 +46,12 @@ class BrokerKafka:
         shown = f"[{host}]" if ":" in host else host
         self.advertised = port.advertise or f"{shown}:{bound}"
         self.name = f"{broker}.kafka"  # a machine of the broker's node, so answers come back
-        self.listener = KafkaListener(self.name, self.gate, self._socket)
-
+        self.listener = KafkaListener(self.name, self.gate, self._socket, tls)
         self.door = KafkaDoor([self.listener], lambda: None)  # for the node's thread
+
+    def obey(self, guard: DoorGuard) -> None:
+        """Let Kafka's clients do what *guard* allows, from the first connection on."""
+        self.gate.guard = guard
 
     def measure(self, out: Metrics) -> None:
         """Add the metrics of Kafka's clients."""

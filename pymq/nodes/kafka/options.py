@@ -1,14 +1,22 @@
 """A broker's options for Kafka's clients.
 
-There is neither TLS nor authentication for Kafka's clients yet, so they may do everything. A broker
-listens for them only where its transport would admit clients without keys: on this machine, or
-anywhere if its operator says *insecure*. With keys or certificates, every client of the broker has
-to prove a principal. Kafka's clients cannot, so such a broker does not listen for them.
+============================  ====================================================================
+options                       a client
+============================  ====================================================================
+``kafka_tls_dir``             proves a certificate, whose common name is its principal
+``kafka_users``               authenticates by SASL, with a name and a password
+both                          authenticates by SASL within TLS
+none                          has no principal, and may do everything
+============================  ====================================================================
+
+Where pymq's own clients have to prove a principal, Kafka's clients have to do so, too. Without TLS
+a broker listens for them on its own machine only, unless its operator says *insecure*.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TypedDict
 
 from pymq.client.options import check_range
@@ -39,6 +47,8 @@ class KafkaPort:
     replicas: int = 3
     auto_create: bool = True
     batch_records_max: int = 100_000
+    tls_dir: str | os.PathLike[str] | None = None
+    users: str | os.PathLike[str] | None = None
 
     def check(self, access: Access) -> None:
         """Check the options, and that the broker may listen there.
@@ -62,21 +72,22 @@ class KafkaPort:
         check_range("kafka_partitions", self.partitions, 1, PARTITIONS_MAX)
         check_range("kafka_replicas", self.replicas, 1, REPLICAS_MAX)
         check_range("kafka_batch_records_max", self.batch_records_max, 1, KAFKA_RECORDS_MAX)
-        if access.folder is not None:
+        proves = self.tls_dir is not None or self.users is not None
+        if access.folder is not None and not proves:
             which = "curve_dir" if access.curve_dir is not None else "tls_dir"
             raise ConfigError(
-                f"kafka and {which} exclude each other: Kafka's clients cannot prove a principal "
-                "yet, and would pass the policy by"
+                f"kafka with {which} needs kafka_tls_dir, kafka_users or both: Kafka's clients "
+                "have to prove a principal, as others do"
             )
-        if is_of_this_machine(host):
+        if self.tls_dir is not None or is_of_this_machine(host):
             return
         if not access.insecure:
             raise ConfigError(
-                f"kafka={self.listen!r} is open to the network, and Kafka's clients are neither "
-                "authenticated nor encrypted yet: listen on 127.0.0.1, or say insecure to let "
-                "anybody do anything"
+                f"kafka={self.listen!r} is open to the network, and nothing is encrypted: give "
+                "kafka_tls_dir, listen on 127.0.0.1, or say insecure"
             )
-        log.warning("insecure: every Kafka client that can connect may do everything")
+        if not proves:
+            log.warning("insecure: every Kafka client that can connect may do everything")
 
 
 class KafkaOptions(TypedDict, total=False):
@@ -88,6 +99,8 @@ class KafkaOptions(TypedDict, total=False):
     kafka_replicas: int
     kafka_auto_create: bool
     kafka_batch_records_max: int
+    kafka_tls_dir: str | os.PathLike[str] | None
+    kafka_users: str | os.PathLike[str] | None
 
 
 def kafka_port(options: KafkaOptions) -> KafkaPort | None:

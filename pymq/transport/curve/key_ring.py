@@ -7,10 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pymq.core.types import check_name
+from pymq.core.types import CLIENT_PREFIX, check_name
 from pymq.descriptors import lent
 from pymq.errors import ConfigError
-from pymq.transport.base import CLIENT_PREFIX
 from pymq.transport.curve import key_files as files
 from pymq.transport.curve.key_files import Pair, Public
 

@@ -25,11 +25,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pymq.core.types import check_name
+from pymq.core.types import CLIENT_PREFIX, check_name
 from pymq.core.values import value
 from pymq.descriptors import lent
 from pymq.errors import ConfigError
-from pymq.transport.base import CLIENT_PREFIX
 from pymq.transport.tcp.endpoints import SCHEMES, parse_endpoint
 
 log = logging.getLogger("pymq.security")
@@ -144,8 +143,12 @@ class Certificates:
 
     def _load(self) -> None:
         server = self._context(ssl.PROTOCOL_TLS_SERVER)
-        server.num_tickets = 0  # no connection is resumed
+        # For clients that prove who they are within the connection.
+        anonymous = self._context(ssl.PROTOCOL_TLS_SERVER)
+        anonymous.verify_mode = ssl.CERT_NONE
+        server.num_tickets = anonymous.num_tickets = 0  # no connection is resumed
         self.client, self.server = self._context(ssl.PROTOCOL_TLS_CLIENT), server
+        self.anonymous = anonymous
         self.version += 1
 
     def _context(self, protocol: int) -> ssl.SSLContext:

@@ -11,10 +11,11 @@ import ssl
 import time
 from collections.abc import Callable
 
+from pymq.core.types import CLIENT_PREFIX
 from pymq.descriptors import lent
 from pymq.errors import ConfigError, InvalidRequest, PymqError
 from pymq.transport import wire
-from pymq.transport.base import CLIENT_PREFIX, Tuning
+from pymq.transport.base import Tuning
 from pymq.transport.bell import Bell
 from pymq.transport.packets import HELLO
 from pymq.transport.peers import PeerTable, node_of_identity

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from pymq.core.types import CLIENT_PREFIX
 from pymq.errors import ConfigError, InvalidRequest
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, OnRefused, Tuning
+from pymq.transport.base import ANONYMOUS, OnRefused, Tuning
 from pymq.transport.curve.key_ring import KeyRing
 from pymq.transport.peers import node_of_identity
 from pymq.transport.zeromq.connections import Connections

@@ -140,7 +140,7 @@ def test_bad_varints_are_malformed(data: bytes) -> None:
 @cache
 def peers() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for part in ("admin", "consumer", "metadata", "producer"):
+    for part in ("admin", "consumer", "metadata", "producer", "sasl"):
         found |= vars(importlib.import_module(f"kafka.protocol.{part}"))
     return found
 
