@@ -37,8 +37,7 @@ MOST = 1 << 62  # records or bytes of a poll
 
 def _abandon(found: weakref.ref[ConsumerMachine]) -> None:
     """Leave the group of a consumer that was garbage-collected."""
-    intake = found()
-    if intake is not None:
+    if (intake := found()) is not None:
         intake.abandon()
 
 
@@ -89,7 +88,6 @@ class Consumer(Handle):
         if self._worker is not None:
             self._worker.settler.buffered = weakly(weakref.WeakMethod(self._unread.spans))
         # Close a consumer that is garbage-collected, so that it does not keep its partitions.
-        # The loop has the intake; a strong reference here would keep it without its loop.
         self._finalizer = weakref.finalize(self, _abandon, weakref.ref(intake))
         self._finalizer.atexit = False
 

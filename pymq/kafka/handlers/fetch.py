@@ -10,6 +10,7 @@ import attrs
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka.batch import serve
+from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Fetch, Fetched
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import TopicPartition
@@ -22,6 +23,7 @@ from pymq.kafka.shared.conversation import (
     KafkaCall,
     Late,
     Steps,
+    ask,
     ask_holders,
     holders,
 )
@@ -125,18 +127,47 @@ def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
     answers = yield Ask([(context.me, make) for make in requests], WAIT_MAX_MS)
     size, has_error = 0, False
     for place, make, found in zip(places, requests, answers, strict=True):
-        fetched = found
+        fetched, sound = found, _sound(found)
+        if sound.error is not None and not sound.batches:
+            # With verify the broker checks its disk, and then names the holders of other copies of
+            # the block, or gives its leadership up.
+            make = partial(make, verify=True)  # noqa: PLW2901 # the holders are asked the same
+            fetched = found = yield from ask(context.me, make)  # noqa: PLW2901 # in its place
+            sound = _sound(found)
         if holders(found):
             fetched = yield from ask_holders(found, partial(make, any_replica=True))
+            sound = _sound(fetched)
             if isinstance(fetched, Fetched) and fetched.error is None:
                 # Answer with the leader's end of the log: a holder of older records may know an
                 # earlier end.
                 fetched = attrs.evolve(
                     fetched, log_start=found.log_start, high_watermark=found.high_watermark
                 )
-        size += _note(context, place, fetched)
+        size += _note(context, place, fetched, sound)
         has_error = has_error or place.part.error_code != 0
     return size, has_error
+
+
+class _SoundBatches(NamedTuple):
+    """The batches of an answer, up to the first damaged one."""
+
+    batches: list[EncodedBatch]
+    error: PymqError | None = None  # of the damaged one
+
+
+def _sound(found: Fetched | Late) -> _SoundBatches:
+    """Check the batches of an answer.
+
+    Some of Kafka's clients, among them librdkafka, do not check the CRC unless they are told to.
+    """
+    batches = list[EncodedBatch]()
+    if isinstance(found, Fetched) and found.error is None:
+        try:
+            for batch in split(found.data):
+                batches.append(batch.verify())
+        except PymqError as error:
+            return _SoundBatches(batches, error)
+    return _SoundBatches(batches)
 
 
 def _request(place: _Place, share: int) -> partial[Fetch]:
@@ -153,7 +184,9 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
     )
 
 
-def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
+def _note(
+    context: GateContext, place: _Place, fetched: Fetched | Late, sound: _SoundBatches
+) -> int:
     """Copy a broker's answer into the answer for a partition; return the bytes of its records."""
     part, error = place.part, fetched.error
     if place.asked.fetch_offset < 0:
@@ -163,13 +196,16 @@ def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
         part.log_start_offset = fetched.log_start
     code = code_of(error)
     parts: list[Buffer] = []
-    if isinstance(fetched, Fetched) and error is None:
+    if error is None:
+        problem = sound.error
         try:
-            for batch in split(fetched.data):
+            for batch in sound.batches:
                 parts += serve(batch, context.crc32c)
-        except PymqError as problem:
-            # Serve the batches before the damaged one; the next fetch gets the error.
-            code = code_of(problem) if not parts else Code.NONE
+        except PymqError as unserved:
+            problem = unserved
+        # Serve the batches before the damaged one; the next fetch gets the error.
+        if problem is not None and not parts:
+            code = code_of(problem)
     if code in _STALE:
         context.topics.drop(place.topic.topic)
     if code and not isinstance(error, OffsetOutOfRange):

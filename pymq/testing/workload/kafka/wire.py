@@ -19,6 +19,7 @@ _LENGTH = struct.Struct(">i")
 _HEAD = struct.Struct(">hhih")
 _API_VERSIONS = "ApiVersions"
 READ_BYTES = 64 << 10  # at a time
+PROGRESS_US = 2_000_000  # an answer of which no byte arrives for so long is not arriving
 
 Then = Callable[[Any], None]
 Fail = Callable[[str, str], None]
@@ -90,6 +91,7 @@ class KafkaWire:
         self.slow = slow
         self._waiting: deque[WaitingRequest] = deque()
         self._received = bytearray()
+        self._heard_at = 0  # when bytes have arrived last
         self._sending = bytearray()
         self._last = 0
         self._is_reading = False
@@ -160,6 +162,7 @@ class KafkaWire:
             self.close()
             return
         self._received += data
+        self._heard_at = self._world.now
         self._take()
         if self._end.is_readable:
             self._notified()
@@ -195,6 +198,10 @@ class KafkaWire:
     def _look(self, _: object, __: object) -> None:
         """Give the connection up if its oldest request waits too long."""
         if self.is_over or not self._waiting or self._waiting[0].due > self._world.now:
+            return
+        if self._heard_at > self._world.now - PROGRESS_US:
+            # A large answer arrives, in small pieces.
+            self._world.at(self._world.now + PROGRESS_US, self._look)
             return
         first = self._waiting[0]
         if first.asked >= self.calm_at:
