@@ -19,7 +19,7 @@ from pymq.client.consumer.push import PushDelivery
 from pymq.client.consumer.reader import Reader
 from pymq.client.consumer.status import ConsumerStatus, status_of
 from pymq.client.consumer.until_end import UntilEnd
-from pymq.client.fetching.consumer_machine import ConsumerMachine
+from pymq.client.fetching.consumer_machine import ConsumerMachine, abandon
 from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.group_member import GroupConsumer
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 CHUNK = 500  # records that an iteration polls at a time
 MOST = 1 << 62  # records or bytes of a poll
-
-
-def _abandon(found: weakref.ref[ConsumerMachine]) -> None:
-    """Leave the group of a consumer that was garbage-collected."""
-    if (intake := found()) is not None:
-        intake.abandon()
 
 
 class Consumer(Handle):
@@ -88,7 +82,7 @@ class Consumer(Handle):
         if self._worker is not None:
             self._worker.settler.buffered = weakly(weakref.WeakMethod(self._unread.spans))
         # Close a consumer that is garbage-collected, so that it does not keep its partitions.
-        self._finalizer = weakref.finalize(self, _abandon, weakref.ref(intake))
+        self._finalizer = weakref.finalize(self, abandon, weakref.ref(intake))
         self._finalizer.atexit = False
 
     # --- getting records ------------------------------------------------------------------------

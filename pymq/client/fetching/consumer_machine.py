@@ -7,6 +7,7 @@ decodes them in the application's thread.
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -222,3 +223,10 @@ def wait_ms(partitions: int) -> int:
     partitions each fetch waits longer.
     """
     return min(FETCH_WAIT_MS, max(FETCH_WAIT_MIN_MS, partitions * 1000 // FETCHES_PER_S))
+
+
+def abandon(found: weakref.ref[ConsumerMachine]) -> None:
+    """Leave the group of a consumer that was garbage-collected."""
+    machine = found()
+    if machine is not None:
+        machine.abandon()

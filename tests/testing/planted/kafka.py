@@ -8,6 +8,7 @@ from weakref import WeakSet
 import attrs
 
 from pymq.controller.transitions import blocks, request_plans
+from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.header import KAFKA_FORMAT
 from pymq.core.block import idempotence
 from pymq.core.block.idempotence import ProducerState
@@ -252,8 +253,8 @@ bug(
 
 
 @plant("kafka-old-watermark", fetch, "_note")
-def old_watermark(note: Any, context: Any, place: Any, fetched: Any) -> int:
-    size: int = note(context, place, fetched)
+def old_watermark(note: Any, context: Any, place: Any, fetched: Any, sound: Any) -> int:
+    size: int = note(context, place, fetched, sound)
     if size and not place.part.error_code:
         place.part.high_watermark = max(place.asked.fetch_offset, 0)
     return size
@@ -441,3 +442,19 @@ def answered_early(
         if isinstance(pause, Pause):
             return 0
         answer = yield pause
+
+
+bug(
+    "kafka-damage-served",
+    AREA,
+    "the gate serves a batch that the disk has damaged, to clients that do not check the CRC",
+    "own, found by seeds; librdkafka's check.crcs is false",
+    test="tests/testing/test_run.py::test_what_failed_once"
+    "[a-damaged-batch-is-not-served-to-kafkas-clients]",
+)
+
+
+@plant("kafka-damage-served", fetch, "_sound")
+def served_unchecked(sound: Any, found: Any) -> Any:
+    batches = list(split(found.data)) if getattr(found, "data", b"") else []
+    return fetch._SoundBatches(batches)
