@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
+from contextlib import suppress
 
 from pymq.cli.diagnosis.checks import Finding, fail, ok
 from pymq.errors import ConfigError
@@ -20,11 +22,15 @@ def kafka_check(name: str, address: str) -> Finding:
     name = f"{name} {address}"
     advertise = "clients connect to what a broker advertises: start it with a --kafka-advertise"
     advertise += " HOST:PORT that works from here"
+    head = b""
     try:
         host, port = parse_address(address, "the address")
         with socket.create_connection((host, port), ANSWER_S) as connection:
             connection.sendall(_ASK)
-            head = connection.recv(_HEAD.size, socket.MSG_WAITALL)
+            with suppress(ConnectionError):
+                head = connection.recv(_HEAD.size, socket.MSG_WAITALL)
+        if len(head) < _HEAD.size and (found := _tls_check(name, host, port)) is not None:
+            return found
     except ConfigError as error:
         return fail(name, error.message, advertise)
     except TimeoutError:
@@ -37,3 +43,26 @@ def kafka_check(name: str, address: str) -> Finding:
     if (correlation, code) != (7, 0):
         return fail(name, "what answers does not speak Kafka's protocol", advertise)
     return ok(name, f"it answers, with {count} APIs")
+
+
+def _tls_check(name: str, host: str, port: int) -> Finding | None:
+    """Check a port as a client of TLS without a certificate; None if it does not speak TLS.
+
+    The doctor does not know which authorities the clients trust, so it checks no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    head, is_open = b"", False
+    with (
+        suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection((host, port), ANSWER_S) as connection,
+        context.wrap_socket(connection, server_hostname=host) as encrypted,
+    ):
+        is_open = True
+        encrypted.sendall(_ASK)
+        head = encrypted.recv(_HEAD.size)
+    if not is_open:
+        return None
+    if len(head) < _HEAD.size:
+        return ok(name, "it speaks TLS, and clients have to prove a certificate")
+    return ok(name, f"it answers over TLS, with {_HEAD.unpack(head)[-1]} APIs")

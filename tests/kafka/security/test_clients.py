@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.cli.diagnosis.kafka import kafka_check
 from pymq.kafka.security.users import new_user, write_users
 from tests.transport.tcp.authority import Authority
 
@@ -133,6 +134,8 @@ def read(conf: dict[str, Any], topic: str, group: str = "workers") -> Any:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_name_and_a_password(with_passwords: Secured, mechanism: str) -> None:
+    found = kafka_check("broker-0", with_passwords.broker.kafka)
+    assert (found.state, "over TLS" in found.found) == ("ok", True)
     conf = login(with_passwords, mechanism, "alice")
     create(conf, "orders")
     assert send(conf, "orders", b"one") is None
@@ -176,6 +179,8 @@ def test_the_certificate_is_the_principal(stack: ExitStack, tmp_path: Path) -> N
     assert send(alice, "orders", b"one") is None
     assert read(alice, "orders") == b"one"
     assert send(secured.certified("bob"), "orders").code() == TOPIC_REFUSED
+    found = kafka_check("broker-0", secured.broker.kafka)
+    assert (found.state, "prove a certificate" in found.found) == ("ok", True)
     without = secured.conf(security__protocol="ssl")
     with pytest.raises(ck.KafkaException):
         ck.Producer(without).list_topics(timeout=2)
