@@ -211,6 +211,10 @@ class BlockLog:
         kind = ControlKind.BEGIN
         self.append(EncodedBatch.control(b"", timestamp_ms=self.wall_ms, kind=kind), epoch)
 
+    def skip(self, until: int, epoch: int) -> None:
+        """Append a batch without records that covers the offsets before *until*."""
+        self.append(EncodedBatch.gap(self.end, until - self.end, epoch), epoch)
+
     def seal(self, epoch: int) -> None:
         """Append the seal batch, after which no leader of this block appends records."""
         kind = ControlKind.SEAL

@@ -15,10 +15,12 @@ from pymq.core.block.log import BlockLog
 from pymq.core.block.replicator import Replicator
 from pymq.core.block.sealing import Sealing, SealState
 from pymq.core.metadata.nodes import PartitionState
+from pymq.core.observe.coverage import mark
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 
 DRAINING = SealState.DRAINING
+SKIP_MAX = 1 << 31  # offsets that a batch can cover
 IDLE_MS = 30_000  # after this long without an append, cached batches for followers are dropped
 
 
@@ -94,6 +96,17 @@ class LogWriter:
             replicator.flush(ready, now)
         self.deadline = min(self._sync_at, self._idle_at)
         return self._sync_at
+
+    def skip_deleted(self, log_start: int, epoch: int) -> None:
+        """Let a log that has lost its end begin at *log_start*, if that is later.
+
+        DeleteRecords moves the start up to the high watermark, but in a mode without syncs a crash
+        may lose records before it. New records must not get offsets that count as deleted.
+        """
+        if 0 < log_start - self.log.end <= SKIP_MAX:
+            mark("log.lost_before_its_start")
+            self.log.skip(log_start, epoch)
+            self.is_unsent = True
 
     # --- time -----------------------------------------------------------------------------------
 

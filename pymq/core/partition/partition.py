@@ -281,6 +281,8 @@ class Partition(PartitionContext):
             self.maintenance.lead(now)
             self._reports.tell_leader(now)
             self.opened.end_appointment()
+            if (writer := self.opened.writer) is not None and not self.opened.is_parking:
+                writer.skip_deleted(self.state.log_start, leads)
         self._environment.role_changed(self, now)
         if self.opened.replicator is not None:
             self.produces.drive_parked(now)

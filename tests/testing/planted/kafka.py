@@ -12,6 +12,7 @@ from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.header import KAFKA_FORMAT
 from pymq.core.block import idempotence
 from pymq.core.block.idempotence import ProducerState
+from pymq.core.block.log_writer import LogWriter
 from pymq.core.group.kafka.classic.codes import ClassicCode
 from pymq.core.group.kafka.classic.coordinator import ClassicCoordinator
 from pymq.core.group.kafka.classic.group import ClassicGroupState
@@ -442,6 +443,20 @@ def answered_early(
         if isinstance(pause, Pause):
             return 0
         answer = yield pause
+
+
+bug(
+    "kafka-deleted-offsets-again",
+    AREA,
+    "a leader that has lost deleted records gives their offsets to new ones",
+    "own, found by seeds",
+    test="tests/testing/test_run.py::test_what_failed_once[deleted-and-then-lost]",
+)
+
+
+@plant("kafka-deleted-offsets-again", LogWriter, "skip_deleted")
+def skips_nothing(skip: Any, self: LogWriter, log_start: int, epoch: int) -> None:
+    return None
 
 
 bug(
