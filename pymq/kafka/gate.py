@@ -31,26 +31,13 @@ from pymq.core.message import Fetched, Message, UnderWay
 from pymq.core.observe.metrics import Histogram
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
-from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.kafka import frames
 from pymq.kafka.codes import Code
 from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
-from pymq.kafka.handlers import (
-    configs,
-    delete_records,
-    epochs,
-    fetch,
-    group_offsets,
-    groups,
-    list_offsets,
-    metadata,
-    produce,
-    reconciled_groups,
-    topics,
-)
-from pymq.kafka.offered import offered
+from pymq.kafka.gate_outbox import GateOutbox
+from pymq.kafka.offered import API_VERSIONS, HANDLERS, finalized, offered, supported
 from pymq.kafka.shared.controllers import Controllers
 from pymq.kafka.shared.conversation import (
     ANSWER_MS,
@@ -65,51 +52,19 @@ from pymq.kafka.shared.conversation import (
     KafkaCall,
     Late,
     Pause,
-    Steps,
     Wait,
 )
 from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.share_groups import ShareGroups
 from pymq.kafka.shared.subscriptions import Subscriptions
 from pymq.kafka.shared.topic_cache import TopicCache
-from pymq.kafka.shared.watches import Watches, watch_request
+from pymq.kafka.shared.watches import Watches
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
-Handler = Callable[[GateContext, Any, KafkaCall], Steps]
-API_VERSIONS = 18
-HANDLERS: dict[int, Handler] = {
-    0: produce.produce,
-    1: fetch.fetch,
-    2: list_offsets.list_offsets,
-    3: metadata.metadata,
-    8: group_offsets.offset_commit,
-    9: group_offsets.offset_fetch,
-    10: metadata.find_coordinator,
-    11: groups.join_group,
-    12: groups.heartbeat,
-    13: groups.leave_group,
-    14: groups.sync_group,
-    15: groups.describe_groups,
-    16: groups.list_groups,
-    19: topics.create_topics,
-    20: topics.delete_topics,
-    21: delete_records.delete_records,
-    22: produce.init_producer_id,
-    23: epochs.offset_for_leader_epoch,
-    32: configs.describe_configs,
-    33: configs.alter_configs,
-    37: topics.create_partitions,
-    42: groups.delete_groups,
-    68: reconciled_groups.consumer_group_heartbeat,
-    69: reconciled_groups.consumer_group_describe,
-    44: configs.incremental_alter_configs,
-    60: metadata.describe_cluster,
-}
-"""The offered APIs, by Kafka's keys."""
-
 HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
-_FETCH = 1
+_WAITING = frozenset((1, 78))  # Fetch and ShareFetch wait for records
 
 
 @define
@@ -122,7 +77,14 @@ class _Conversation:
     requests: dict[int, int] = Factory(dict)  # the places of the missing answers
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
+    ask: Ask | None = None  # requests that can be hastened, and were not yet
     held_bytes: int = 0  # counted in the gate's
+
+    def end_watch(self, number: int, watches: Watches) -> None:
+        """Watch no more partitions for the requests that the handler waits for."""
+        if self.ask is not None:
+            watches.remove(number, self.ask.watch)
+            self.ask = None
 
 
 class KafkaGate:
@@ -152,16 +114,15 @@ class KafkaGate:
         self.times: dict[
             int, Histogram
         ] = {}  # of requests that have ended, by the keys of the APIs
-        self._out = Ready()
+        self._out = GateOutbox(me)
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
         self._slices = SliceQueue()
         self._held_bytes = 0
         self._calls: dict[int, int] = {}  # conversations by the ids of their requests
-        self._last_request = 0
         self._last_conversation = 0
         self._last_connection = 0
-        watches = Watches(self._watch, self._ring)
+        watches = Watches(self._out.watch, self._ring)
         self._context = GateContext(
             me,
             Controllers(controllers),
@@ -170,6 +131,7 @@ class KafkaGate:
             watches,
             FetchSessions(new_id),
             Subscriptions(),
+            ShareGroups(),
             crc32c,
             wall_ms,
             new_id,
@@ -184,6 +146,11 @@ class KafkaGate:
     def sessions(self) -> int:
         """The number of fetch sessions."""
         return len(self._context.sessions)
+
+    @property
+    def share_sessions(self) -> int:
+        """The number of share sessions."""
+        return len(self._context.share.sessions)
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
         """Refuse the next batches for a topic, so that an application's error handling can be
@@ -210,6 +177,8 @@ class KafkaGate:
         connection.out.clear()
         self._held_bytes -= sum(map(len, connection.held))
         connection.held.clear()
+        # The records that the client has leased go to other members at once.
+        self._out.tell(self._context.share.sessions.disconnected(connection.id))
 
     def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
         """Take in a request."""
@@ -237,7 +206,7 @@ class KafkaGate:
             self._close(connection)
             return
         for slot in connection.slots:
-            if slot.head.key == _FETCH:
+            if slot.head.key in _WAITING:
                 self._hurry(slot.conversation)
         slot = Slot(head, size=len(frame), arrived=now)
         connection.slots.append(slot)
@@ -250,7 +219,14 @@ class KafkaGate:
             slot.is_over = True
             self._drain(connection)
 
-        call = KafkaCall(head.version, head.client, connection.host, release)
+        call = KafkaCall(
+            head.version,
+            head.client,
+            connection.host,
+            release,
+            connection.id,
+            lambda: connection.slots[-1] is not slot,
+        )
         steps = handler(self._context, request, call)
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
@@ -284,7 +260,11 @@ class KafkaGate:
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
         answer.api_keys = offered({*HANDLERS, API_VERSIONS}) if is_known else []
-        if not is_known:
+        if is_known:
+            answer.supported_features = supported(head.version)
+            answer.finalized_features = finalized()
+            answer.finalized_features_epoch = 1
+        else:
             answer.api_keys = [ApiVersionsResponseApiVersion(API_VERSIONS, first, last)]
         slot = Slot(head)
         slot.parts = frames.write_answer(head, answer, head.version if is_known else 0)
@@ -318,18 +298,23 @@ class KafkaGate:
         """
         now = self._context.now
         match wait:
-            case Ask(requests, wait_ms, frees_line, ids):
+            case Ask(requests, wait_ms, frees_line, ids):  # and how to hasten them
                 if not requests:
                     return []
                 conversation.answers = [LATE] * len(requests)
                 for place, (peer, make) in enumerate(requests):
-                    request = ids[place] if ids else self._number()
+                    request = ids[place] if ids else self._out.number()
                     self._calls[request] = number
                     conversation.requests[request] = place
-                    self._out.send.append((peer, make(request)))
+                    self._out.send(peer, make, request)
                 if ids is not None:
                     ids[:] = conversation.requests
                 self._timers.set(number, now + wait_ms)
+                if wait.hasten:
+                    conversation.ask = wait
+                    self._context.watches.add(number, wait.watch, now)
+                    if conversation.connection.slots[-1] is not conversation.slot:
+                        self._hasten(number, conversation)
                 if frees_line:
                     self._take_up(number, conversation)
             case Breathe():
@@ -397,11 +382,14 @@ class KafkaGate:
             self._calls.pop(request, None)
         if conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
+        conversation.end_watch(number, self._context.watches)
         conversation.steps.close()
 
     def _ring(self, number: int) -> None:
         """Wake a handler whose partition has grown."""
         conversation = self._conversations.get(number)
+        if conversation is not None and conversation.ask is not None:
+            self._hasten(number, conversation)
         if conversation is None or conversation.doze is None:
             return
         self._context.watches.remove(number, conversation.doze.partitions)
@@ -412,19 +400,18 @@ class KafkaGate:
     def _hurry(self, number: int) -> None:
         """Make a waiting fetch answer at once with its present records."""
         conversation = self._conversations.get(number)
+        if conversation is not None and conversation.ask is not None:
+            self._hasten(number, conversation)
         if conversation is not None and conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
             conversation.doze = None
             self._go_on(number, True)
 
-    def _number(self) -> int:
-        self._last_request += 1
-        return self._last_request
-
-    def _watch(self, name: TopicPartition, end: int) -> int:
-        request = self._number()
-        self._out.send.append((self._context.me, watch_request(request, name, end)))
-        return request
+    def _hasten(self, number: int, conversation: _Conversation) -> None:
+        """Make the nodes answer the requests that a handler waits for."""
+        if conversation.ask is not None:
+            self._out.tell(conversation.ask.hasten)
+        conversation.end_watch(number, self._context.watches)
 
     # --- the machine ----------------------------------------------------------------------------
 
@@ -447,12 +434,15 @@ class KafkaGate:
         conversation.answers[conversation.requests.pop(request)] = message
         if not conversation.requests:
             self._timers.drop(number)
+            conversation.end_watch(number, self._context.watches)
             self._go_on(number, conversation.answers)
+        elif conversation.ask is not None:
+            self._hasten(number, conversation)
 
     @property
     def deadline(self) -> int:
         """When ``tick`` has something to do."""
-        return min(self._slices.due, self._timers.due)
+        return min(self._slices.due, self._timers.due, self._context.share.sessions.beat_at)
 
     def _begin_turn(self, now: int) -> None:
         """Note the time; requests that come in the same millisecond share a slice."""
@@ -474,6 +464,7 @@ class KafkaGate:
         self._begin_turn(now)
         if self._slices.due <= now:
             self._run_slices()
+        self._out.tell(self._context.share.sessions.beats(now))
         for number in self._timers.over(now):
             conversation = self._conversations.get(number)
             if conversation is None:
@@ -486,6 +477,7 @@ class KafkaGate:
                 for request in conversation.requests:
                     self._calls.pop(request, None)
                 conversation.requests.clear()
+                conversation.end_watch(number, self._context.watches)
                 self._go_on(number, conversation.answers)
             else:
                 self._go_on(number, None)
@@ -493,10 +485,7 @@ class KafkaGate:
     def ready(self, now: int) -> Ready | None:
         """Hand over the messages for nodes."""
         del now
-        if not self._out:
-            return None
-        out, self._out = self._out, Ready()
-        return out
+        return self._out.take()
 
     def advance(self, ready: Ready, now: int) -> None:
         """Do nothing: a gate writes nothing to disk."""

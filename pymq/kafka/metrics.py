@@ -14,6 +14,8 @@ def measure(door: KafkaDoor, out: Metrics) -> None:
     out.add("pymq_kafka_received_bytes_total", door.received_bytes)
     out.add("pymq_kafka_sent_bytes_total", door.sent_bytes)
     out.add("pymq_kafka_fetch_sessions", sum(each.gate.sessions for each in door.listeners))
+    shared = sum(each.gate.share_sessions for each in door.listeners)
+    out.add("pymq_kafka_share_sessions", shared)
     apis = frames.apis()
     for listener in door.listeners:
         for key, times in listener.gate.times.items():

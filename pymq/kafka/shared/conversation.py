@@ -30,6 +30,7 @@ from pymq.kafka.codes import Code
 if TYPE_CHECKING:
     from pymq.kafka.shared.controllers import Controllers
     from pymq.kafka.shared.fetch_sessions import FetchSessions
+    from pymq.kafka.shared.share_groups import ShareGroups
     from pymq.kafka.shared.subscriptions import Subscriptions
     from pymq.kafka.shared.topic_cache import TopicCache
     from pymq.kafka.shared.watches import Watches
@@ -66,6 +67,11 @@ class Ask(NamedTuple):
     frees_line: bool = False  # the gate may now take up the connection's later requests
     # The gate appends the ids of the requests. If it finds them here, it sends them again.
     ids: list[int] | None = None
+    # The gate sends *hasten* once, when one of the requests is answered, one of the partitions of
+    # *watch* ends beyond an offset, or the client sends another request. They make the nodes answer
+    # the other requests; their own answers are dropped.
+    hasten: Sequence[Request] = ()
+    watch: Sequence[tuple[TopicPartition, int]] = ()
 
 
 class Doze(NamedTuple):
@@ -109,6 +115,7 @@ class GateContext:
     watches: Watches
     sessions: FetchSessions
     subscriptions: Subscriptions
+    share: ShareGroups
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits
@@ -133,6 +140,8 @@ class KafkaCall(NamedTuple):
     client: str
     host: str
     release: Callable[[], None]  # lets the gate answer later requests: this request gets no answer
+    connection: int  # the number of the client's connection
+    has_more: Callable[[], bool]  # whether the client has sent another request
 
 
 def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
