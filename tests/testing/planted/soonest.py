@@ -47,6 +47,7 @@ FINDS: dict[Run, str] = {
     ("kafka-1", 5): """kafka-zombie-accepted""",
     ("kafka-1", 9): """kafka-moved-before-given-up kafka-stale-commit-accepted""",
     ("kafka-3", 3): """kafka-half-frame-stays kafka-start-goes-back""",
+    ("kafka-3", 6): """kafka-share-any-partition kafka-share-leases-of-whole-batches""",
     ("kafka-narrow", 0): """kafka-full-for-ever kafka-reads-when-full""",
     ("network", 0): """nack-acknowledges repeats-written repeat-misplaced""",
     ("network-3", 0): """holders-not-asked delays-of-returns-forgotten""",
