@@ -21,9 +21,7 @@ import pytest
 import pymq
 from pymq.cli import main
 from pymq.client.options import GROUP_DEFAULTS
-from pymq.kafka.gate import API_VERSIONS
-from pymq.kafka.handlers import HANDLERS
-from pymq.kafka.offered import offered
+from pymq.kafka.offered import API_VERSIONS, HANDLERS, offered
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]

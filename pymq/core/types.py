@@ -89,13 +89,18 @@ def node_of(machine: str) -> str:
     return machine.rpartition(".")[0] or machine
 
 
+def is_name(name: object) -> bool:
+    """Whether *name* is a valid name of a topic, a partition, a group or a broker."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in (".", "..")
+
+
 def check_name(name: object, what: str = "name") -> str:
     """Return *name* if it is a valid name of a topic, a partition, a group or a broker.
 
     Raises:
         InvalidName: the name is not valid.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidName(
             f"{what} {name!r} must be 1 to {NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
             "and neither '.' nor '..'"

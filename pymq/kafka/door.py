@@ -225,11 +225,20 @@ class KafkaDoor:
             client.socket.close()
         self._selector.close()
 
-    def leave(self, loop: DoorLoop) -> None:
-        """Remove the gates from the loop, after :meth:`shut`."""
+    def disconnect(self, loop: DoorLoop) -> None:
+        """Tell the gates that all clients are gone, after :meth:`shut`.
+
+        The members of groups that the gates have joined for them leave in the next turn of the
+        loop.
+        """
         for client in self._clients.values():
             client.listener.gate.disconnected(client.connection)
         self._clients.clear()
+        for listener in self.listeners:
+            loop.touch(listener.name)
+
+    def leave(self, loop: DoorLoop) -> None:
+        """Remove the gates from the loop, after :meth:`disconnect`."""
         for listener in self.listeners:
             loop.remove(listener.name)
 

@@ -69,6 +69,8 @@ class DoorThread:
         self.door.shut()
         try:
             with self._driver as loop:
+                self.door.disconnect(loop)
+            with self._driver as loop:
                 self.door.leave(loop)
         except PymqError:
             pass  # The gates of a stopped loop cannot do anything any more.

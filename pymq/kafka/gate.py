@@ -31,16 +31,15 @@ from pymq.core.message import Fetched, Message, UnderWay
 from pymq.core.observe.metrics import Histogram
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
-from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import QuotaExceeded
 from pymq.kafka import frames
 from pymq.kafka.codes import Code
 from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
-from pymq.kafka.handlers import HANDLERS
+from pymq.kafka.gate_outbox import GateOutbox
 from pymq.kafka.handlers.authentication import LOGIN
-from pymq.kafka.offered import offered
+from pymq.kafka.offered import API_VERSIONS, HANDLERS, api_versions
 from pymq.kafka.security.caller import DoorGuard, KafkaCaller
 from pymq.kafka.security.sasl import Sasl
 from pymq.kafka.shared.controllers import Controllers
@@ -60,17 +59,15 @@ from pymq.kafka.shared.conversation import (
     Wait,
 )
 from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.share_groups import ShareGroups
 from pymq.kafka.shared.subscriptions import Subscriptions
 from pymq.kafka.shared.topic_cache import TopicCache
-from pymq.kafka.shared.watches import Watches, watch_request
+from pymq.kafka.shared.watches import Watches
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
-from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
-
-API_VERSIONS = 18
 
 HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
-_FETCH = 1
+_WAITING = frozenset((1, 78))  # Fetch and ShareFetch wait for records
 
 
 @define
@@ -84,7 +81,14 @@ class _Conversation:
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
     again: Ask | None = None  # requests that wait because the client has used up its quota
+    ask: Ask | None = None  # requests that can be hastened, and were not yet
     held_bytes: int = 0  # counted in the gate's
+
+    def end_watch(self, number: int, watches: Watches) -> None:
+        """Watch no more partitions for the requests that the handler waits for."""
+        if self.ask is not None:
+            watches.remove(number, self.ask.watch)
+            self.ask = None
 
 
 class KafkaGate:
@@ -116,18 +120,19 @@ class KafkaGate:
         self.times: dict[
             int, Histogram
         ] = {}  # of requests that have ended, by the keys of the APIs
-        self._out = Ready()
+        self._out = GateOutbox(me)
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
         self._slices = SliceQueue()
         self._held_bytes = 0
         self._calls: dict[int, int] = {}  # conversations by the ids of their requests
-        self._last_request = 0
         self._last_conversation = 0
         self._last_connection = 0
         self.sessions = FetchSessions(new_id)
+        share = ShareGroups()
+        self.share_sessions = share.sessions
         self.sasl = sasl
-        watches = Watches(self._watch, self._ring)
+        watches = Watches(self._out.watch, self._ring)
         self._context = GateContext(
             me,
             Controllers(controllers),
@@ -136,6 +141,7 @@ class KafkaGate:
             watches,
             self.sessions,
             Subscriptions(),
+            share,
             crc32c,
             wall_ms,
             new_id,
@@ -173,6 +179,8 @@ class KafkaGate:
         connection.out.clear()
         self._held_bytes -= sum(map(len, connection.held))
         connection.held.clear()
+        # The records that the client has leased go to other members at once.
+        self._out.tell(self._context.share.sessions.disconnected(connection.id))
 
     def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
         """Take in a request."""
@@ -202,7 +210,7 @@ class KafkaGate:
             self._close(connection)
             return
         for slot in connection.slots:
-            if slot.head.key == _FETCH:
+            if slot.head.key in _WAITING:
                 self._hurry(slot.conversation)
         slot = Slot(head, size=len(frame), arrived=now)
         connection.slots.append(slot)
@@ -215,7 +223,15 @@ class KafkaGate:
             slot.is_over = True
             self._drain(connection)
 
-        call = KafkaCall(head.version, head.client, connection.host, connection.caller, release)
+        call = KafkaCall(
+            head.version,
+            head.client,
+            connection.host,
+            connection.caller,
+            release,
+            connection.id,
+            lambda: connection.slots[-1] is not slot,
+        )
         steps = handler(self._context, request, call)
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
@@ -245,15 +261,8 @@ class KafkaGate:
 
     def _api_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
         """Answer with the offered APIs; answer an unknown version with version 0."""
-        first, last = frames.apis()[API_VERSIONS].versions
-        is_known = first <= head.version <= last
-        answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
-        answer.api_keys = offered({*HANDLERS, API_VERSIONS}) if is_known else []
-        if not is_known:
-            answer.api_keys = [ApiVersionsResponseApiVersion(API_VERSIONS, first, last)]
-        slot = Slot(head)
-        slot.parts = frames.write_answer(head, answer, head.version if is_known else 0)
-        connection.slots.append(slot)
+        answer, version = api_versions(head.version)
+        connection.slots.append(Slot(head, frames.write_answer(head, answer, version)))
         self._drain(connection)
 
     # --- conversations --------------------------------------------------------------------------
@@ -309,28 +318,31 @@ class KafkaGate:
         """Send requests to nodes, as far as the policy admits them; see :meth:`_begin`."""
         caller, ids = conversation.connection.caller, wait.ids
         conversation.answers = [LATE] * len(wait.requests)
-        messages = list[tuple[str, Message]]()
         for place, (peer, make) in enumerate(wait.requests):
-            request = ids[place] if ids else self._number()
+            request = ids[place] if ids else self._out.number()
             message = make(request)
             if not wait.is_own and (refusal := caller.refusal(message)) is not None:
                 if not isinstance(refusal.error, QuotaExceeded):
                     conversation.answers[place] = refusal
                     continue
-                if not messages:
+                if not conversation.requests:
                     # As in Kafka, the client waits, and does not see an error (KIP-219).
                     conversation.again = wait
                     self._timers.set(number, self._context.now + refusal.error.retry_ms)
                     return conversation
-            messages.append((peer, message))
             self._calls[request] = number
             conversation.requests[request] = place
-        if not messages:
+            self._out.send(peer, message)
+        if not conversation.requests:
             return conversation.answers
-        self._out.send += messages
         if ids is not None:
             ids[:] = conversation.requests
         self._timers.set(number, self._context.now + wait.wait_ms)
+        if wait.hasten:
+            conversation.ask = wait
+            self._context.watches.add(number, wait.watch, self._context.now)
+            if conversation.connection.slots[-1] is not conversation.slot:
+                self._hasten(number, conversation)
         if wait.frees_line:
             self._take_up(number, conversation)
         return conversation
@@ -383,11 +395,14 @@ class KafkaGate:
             self._calls.pop(request, None)
         if conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
+        conversation.end_watch(number, self._context.watches)
         conversation.steps.close()
 
     def _ring(self, number: int) -> None:
         """Wake a handler whose partition has grown."""
         conversation = self._conversations.get(number)
+        if conversation is not None and conversation.ask is not None:
+            self._hasten(number, conversation)
         if conversation is None or conversation.doze is None:
             return
         self._context.watches.remove(number, conversation.doze.partitions)
@@ -398,19 +413,18 @@ class KafkaGate:
     def _hurry(self, number: int) -> None:
         """Make a waiting fetch answer at once with its present records."""
         conversation = self._conversations.get(number)
+        if conversation is not None and conversation.ask is not None:
+            self._hasten(number, conversation)
         if conversation is not None and conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
             conversation.doze = None
             self._go_on(number, True)
 
-    def _number(self) -> int:
-        self._last_request += 1
-        return self._last_request
-
-    def _watch(self, name: TopicPartition, end: int) -> int:
-        request = self._number()
-        self._out.send.append((self._context.me, watch_request(request, name, end)))
-        return request
+    def _hasten(self, number: int, conversation: _Conversation) -> None:
+        """Make the nodes answer the requests that a handler waits for."""
+        if conversation.ask is not None:
+            self._out.tell(conversation.ask.hasten)
+        conversation.end_watch(number, self._context.watches)
 
     # --- the machine ----------------------------------------------------------------------------
 
@@ -434,12 +448,15 @@ class KafkaGate:
         conversation.answers[conversation.requests.pop(request)] = message
         if not conversation.requests:
             self._timers.drop(number)
+            conversation.end_watch(number, self._context.watches)
             self._go_on(number, conversation.answers)
+        elif conversation.ask is not None:
+            self._hasten(number, conversation)
 
     @property
     def deadline(self) -> int:
         """When ``tick`` has something to do."""
-        return min(self._slices.due, self._timers.due)
+        return min(self._slices.due, self._timers.due, self._context.share.sessions.beat_at)
 
     def _begin_turn(self, now: int) -> None:
         """Note the time; requests that come in the same millisecond share a slice."""
@@ -461,6 +478,7 @@ class KafkaGate:
         self._begin_turn(now)
         if self._slices.due <= now:
             self._run_slices()
+        self._out.tell(self._context.share.sessions.beats(now))
         for number in self._timers.over(now):
             conversation = self._conversations.get(number)
             if conversation is None:
@@ -478,6 +496,7 @@ class KafkaGate:
                 for request in conversation.requests:
                     self._calls.pop(request, None)
                 conversation.requests.clear()
+                conversation.end_watch(number, self._context.watches)
                 self._go_on(number, conversation.answers)
             else:
                 self._go_on(number, None)
@@ -485,10 +504,7 @@ class KafkaGate:
     def ready(self, now: int) -> Ready | None:
         """Hand over the messages for nodes."""
         del now
-        if not self._out:
-            return None
-        out, self._out = self._out, Ready()
-        return out
+        return self._out.take()
 
     def advance(self, ready: Ready, now: int) -> None:
         """Do nothing: a gate writes nothing to disk."""

@@ -17,6 +17,8 @@ def measure(door: KafkaDoor, out: Metrics) -> None:
     out.add("pymq_kafka_connections_timed_out_total", door.timed_out)
     refused = sum(each.gate.sasl.refused for each in door.listeners if each.gate.sasl)
     out.add("pymq_kafka_authentication_failures_total", refused)
+    shared = sum(len(each.gate.share_sessions) for each in door.listeners)
+    out.add("pymq_kafka_share_sessions", shared)
     apis = frames.apis()
     for listener in door.listeners:
         for key, times in listener.gate.times.items():

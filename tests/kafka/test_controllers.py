@@ -21,6 +21,7 @@ from pymq.kafka.shared.controllers import (
 )
 from pymq.kafka.shared.conversation import LATE, Ask, GateContext, Pause
 from pymq.kafka.shared.fetch_sessions import FetchSessions
+from pymq.kafka.shared.share_groups import ShareGroups
 from pymq.kafka.shared.subscriptions import Subscriptions
 from pymq.kafka.shared.topic_cache import TopicCache
 from pymq.kafka.shared.watches import Watches
@@ -36,6 +37,7 @@ def context() -> GateContext:
         watches,
         FetchSessions(str),
         Subscriptions(),
+        ShareGroups(),
         len,
         lambda: 0,
         str,

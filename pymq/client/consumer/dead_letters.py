@@ -6,28 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pymq.core.batch.columns import Headers
+from pymq.core.batch.dead_letter import OBITUARY_MAX, headers_of_damage, with_obituary
 from pymq.core.batch.record import Record
-from pymq.core.batch.view import DELIVERIES_HEADER, ERROR_HEADER, RecordBatch
-from pymq.core.counts import plural
+from pymq.core.batch.view import RecordBatch
 from pymq.core.metadata.topic_config import RECORD_MAX, TopicConfig
 from pymq.core.types import AckMode
-from pymq.errors import NotEnoughBrokers, PymqError
+from pymq.errors import NotEnoughBrokers
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
     from pymq.client.producer.producer import Producer
-
-
-REASON_MAX = 1 << 10  # bytes of the error of unreadable records
-OBITUARY_MAX = 4 << 10  # bytes that the headers below may take
-# the headers that pymq adds to a dead letter
-OBITUARY = frozenset(
-    {
-        *("pymq.topic", "pymq.partition", "pymq.offset", "pymq.end_offset", "pymq.timestamp"),
-        *("pymq.group", "pymq.delivery_count", DELIVERIES_HEADER, ERROR_HEADER),
-    }
-)
 
 
 class DeadLetters:
@@ -56,7 +44,7 @@ class DeadLetters:
             self._send(view.records(), why)
         else:
             producer = self._producer_to(topic, view.topic)
-            producer.send(topic, b"", headers=_damage(view, fault, self._group))
+            producer.send(topic, b"", headers=headers_of_damage(view, fault, self._group))
 
     def flush(self) -> None:
         """Wait until all records are written."""
@@ -77,7 +65,7 @@ class DeadLetters:
             return
         producer = self._producer_to(topic, records[0].topic)
         for record in records:
-            headers = _with_obituary(record, self._group, why)
+            headers = with_obituary(record, self._group, why)
             producer.send(topic, record.value, key=record.key, headers=headers)
 
     def _producer_to(self, topic: str, source: str) -> Producer:
@@ -109,37 +97,3 @@ class DeadLetters:
         """Close the producer."""
         if self._producer is not None:
             self._producer.close()
-
-
-def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tuple[str, bytes]]:
-    """Return the headers of the dead letter that replaces unreadable records."""
-    return [
-        ("pymq.topic", view.topic.encode()),
-        ("pymq.partition", view.partition.encode()),
-        ("pymq.offset", str(view.base_offset).encode()),
-        ("pymq.end_offset", str(view.end_offset).encode()),
-        ("pymq.group", (group or "").encode()),
-        ("pymq.delivery_count", str(view.delivery_count).encode()),
-        (ERROR_HEADER, fault.message.encode()[:REASON_MAX]),
-    ]
-
-
-def _with_obituary(record: Record, group: str | None, error: bytes | None) -> Headers:
-    """Return the headers of a dead letter: the record's own, and its place, its time and the error.
-
-    The dead letter's own timestamp is the time when the group gave the record up. Headers of an
-    earlier dead letter are dropped.
-    """
-    known = dict(record.headers)
-    why = f"delivered {plural(record.delivery_count, 'time')}, and not acknowledged".encode()
-    return (
-        *(header for header in record.headers if header[0] not in OBITUARY),
-        ("pymq.topic", record.topic.encode()),
-        ("pymq.partition", record.partition.encode()),
-        ("pymq.offset", str(record.offset).encode()),
-        ("pymq.timestamp", str(record.timestamp_ms).encode()),
-        ("pymq.group", (group or "").encode()),
-        ("pymq.delivery_count", str(record.delivery_count).encode()),
-        (DELIVERIES_HEADER, str(record.delivery_count).encode()),
-        (ERROR_HEADER, error or known.get(ERROR_HEADER, why)),
-    )

@@ -20,6 +20,7 @@ from pymq.client.options import (
     check_seconds,
     parse_offset,
 )
+from pymq.core.batch.dead_letter import DEAD_LETTER
 from pymq.core.message import BEGIN, END
 from pymq.core.metadata.topic_config import check_options
 from pymq.core.types import INTERNAL_PREFIX, check_name, is_internal
@@ -34,7 +35,6 @@ DEFAULT_GROUP = "ptp"
 CREDIT_MAX = 1 << 20
 CREDIT = 1000  # default number of records that a push consumer gets in advance
 
-DEAD_LETTER = ".dlq"  # suffix of a topic's name
 
 PREFETCH_MAX = 1 << 20  # records
 _OPTIONS = "topic group mode partition offset delivery on_record credit rack".split()

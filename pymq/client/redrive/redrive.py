@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 
 from pymq.client.admin.appends import append, sequences
 from pymq.client.admin.owned_topic import TIMEOUT_S
-from pymq.client.consumer.dead_letters import OBITUARY
 from pymq.client.options import check_callback, check_flag, check_range, check_rate
 from pymq.client.redrive.journal import Journal, JournalEntry, Round
 from pymq.core.batch.columns import Headers
+from pymq.core.batch.dead_letter import OBITUARY
 from pymq.core.batch.record import Record
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import check_name, is_internal

@@ -89,6 +89,7 @@ class ConsumerGroup:
             m.id,
             topic_id=m.topic_id,
             ordered=m.ordered,
+            within=None if m.within is None else frozenset(m.within),
         )
         return member
 
@@ -123,6 +124,8 @@ class ConsumerGroup:
             given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
             for member in members:
                 member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
+            if any(member.within is not None for member in members):
+                _hand_on(members)
         owners: dict[Name, list[str]] = {}
         for member in self.members.values():
             for partition in member.partitions:
@@ -223,8 +226,8 @@ class ConsumerGroup:
         consumed, found = self.offsets.topic(member.topic), list[Lease]()
         for partition in list(consumed.open):
             name = member.topic, partition
-            if member.id in self.owners(*name):
-                continue  # this partition was already tried
+            if member.id in self.owners(*name) or not member.can_consume(partition):
+                continue  # this partition was already tried, or is not for this member
             leases, known = self.offsets.leases.get(name), consumed.reach.get(partition)
             if least and leases and known and max(leases.levels(known[1], now), default=0) < least:
                 continue  # the topic may have other partitions
@@ -290,6 +293,22 @@ class ConsumerGroup:
         members = tuple(member.describe(now) for member in self.members.values())
         offsets = self.offsets.describe()
         return GroupState(request, self.name, self.generation, members, offsets, is_new=is_new)
+
+
+def _hand_on(members: Sequence[Member]) -> None:
+    """Give partitions whose owner cannot consume them to members that can, with the fewest first.
+
+    A partition that no member can consume has no owner.
+    """
+    lost: dict[str, None] = {}
+    for member in members:
+        lost |= {name: None for name in member.partitions if not member.can_consume(name)}
+        member.partitions = tuple(filter(member.can_consume, member.partitions))
+    for name in lost:
+        able = [member for member in members if member.can_consume(name)]
+        if able and not any(name in member.partitions for member in able):
+            member = min(able, key=lambda member: len(member.partitions))
+            member.partitions = (*member.partitions, name)
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:

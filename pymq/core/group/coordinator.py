@@ -258,12 +258,14 @@ class GroupCoordinator:
             error = UnknownGroup(f"there is no group {m.group!r}")
         else:
             _check_closed(group)
-            for name in group.offsets.leases:
-                # The group is gone, so each offset is written as a tombstone.
+            for name in [x for x in group.offsets.leases if m.topic in ("", x[0])]:
+                # The offset is gone, so it is written as a tombstone.
                 self.offsets.changed(m.group, *name)
-            del self.groups[m.group]
-            if self._kafka is not None:
-                self._kafka.settle(m.group)
+                group.offsets.drop_offset(*name)
+            if not m.topic or group.is_empty:
+                del self.groups[m.group]
+                if self._kafka is not None:
+                    self._kafka.settle(m.group)
         self.offsets.answer(source, Settled(m.id, error=error), durable=True)
 
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:

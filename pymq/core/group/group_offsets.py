@@ -194,6 +194,21 @@ class GroupOffsets:
                 changed.append(name)
         return refused, lapsed, changed
 
+    def unheld(self, member: Member, m: Settle) -> tuple[int, int]:
+        """Return how many records of *m* are in ranges that are not all leased to *member*, and how
+        many of those that *m* acknowledges will be delivered again.
+        """
+        told = (*m.acks, *m.renewals, *((partition, span) for partition, span, _ in m.nacks))
+        refused = lapsed = 0
+        for partition, (start, end) in told:
+            leases = self.leases.get((member.topic, partition))
+            if leases is None or not leases.holds(member.id, start, end):
+                refused += end - start
+        for partition, span in m.acks if refused else ():
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                lapsed += leases.open_in([span])
+        return refused, lapsed
+
     def put_off(self, member: Member, m: Settle, now: int) -> int:
         """Make records available for redelivery, or renew leases; returns the earliest due time."""
         due = NEVER

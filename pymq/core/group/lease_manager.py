@@ -95,6 +95,12 @@ class LeaseManager:
     ) -> None:
         """Settle leases of a member, and serve the members that wait for the records."""
         log, timers, at = self._context.offsets, self._context.timers, self._context.clock.ms
+        if m.whole:
+            missing, lapsed = group.offsets.unheld(member, m)
+            if missing:
+                answer = Settled(m.id, missing, lapsed=lapsed)
+                self._context.host.reply(source, answer, now)
+                return
         # Handle returned records first, so that acknowledged ranges around them do not include
         # them.
         timers.sooner(group.name, group.offsets.put_off(member, m, at))

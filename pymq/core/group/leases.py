@@ -101,6 +101,17 @@ class Leases:
             for s in self.spans
         )
 
+    def holds(self, member: str, start: int, end: int) -> bool:
+        """Whether *member* holds leases on all records of a range."""
+        reached = start
+        for span in self.spans.from_offset(start):
+            if span.start >= end:
+                break
+            if span.start > reached or span.state != LEASED or span.owner != member:
+                return False
+            reached = span.end
+        return reached >= end
+
     def describe(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """Return the states of the records from *offset* on, in at most *limit* spans."""
         found = islice(self.spans.from_offset(offset), limit)

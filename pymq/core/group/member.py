@@ -70,6 +70,11 @@ class Member:
     ordered: bool | None = None
     # id of the consumed topic (a later topic of that name has a greater id); "": not given
     topic_id: str = ""
+    within: frozenset[str] | None = None  # the partitions that it can consume; None: all
+
+    def can_consume(self, partition: str) -> bool:
+        """Whether the member can consume records of a partition."""
+        return self.within is None or partition in self.within
 
     def move(
         self, to: MemberState, waiting: Acquire | None = None, waits_until: int = NEVER

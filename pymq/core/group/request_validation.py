@@ -101,6 +101,7 @@ def check(m: R) -> R:
             _number("max_deliver", m.max_deliver, 0, TIME_MAX)
             if len(m.topic_id) > ID_MAX or not set(m.topic_id) <= HEX:
                 raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is not the id of a topic")
+            _names(m.within or ())
             if m.reset not in (BEGIN, END):
                 raise InvalidRequest(f"a group begins at {BEGIN} or {END}, not at {m.reset}")
         case Heartbeat():
@@ -132,6 +133,9 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.partition, "partition name")
             _number("the offset", m.offset, 0, OFFSET_MAX)
+        case DeleteGroup():
+            if m.topic:
+                check_name(m.topic, "topic name")
         case Unsubscribe():
             if m.group != m.name:
                 # The guard has checked access only to the group that the request names.

@@ -28,6 +28,9 @@ class Join:
     # Whether only one member at a time may consume a partition. True: always. False: never. None:
     # only if the records have keys.
     ordered: bool | None = None
+    # The only partitions of which the member can consume records; None: all. A share session of a
+    # Kafka client (KIP-932) is bound to one broker, and to the partitions that this broker leads.
+    within: tuple[str, ...] | None = None
 
 
 @value
@@ -132,6 +135,9 @@ class Settle:
     # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each text
     # has at most ERROR_MAX bytes of UTF-8
     errors: tuple[str, ...] = ()
+    # Settle all records, or none if the member does not hold the leases of all of them; Settled
+    # then counts the refused records. *unread* is not checked.
+    whole: bool = False
 
 
 @value
@@ -168,6 +174,7 @@ class DeleteGroup:
 
     id: int
     group: str
+    topic: str = ""  # delete only the offsets of this topic; "": the group with all offsets
 
 
 @value

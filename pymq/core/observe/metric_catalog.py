@@ -201,6 +201,7 @@ KAFKA = {
     "pymq_kafka_received_bytes_total": Spec(COUNTER, (), "Bytes from Kafka's clients"),
     "pymq_kafka_sent_bytes_total": Spec(COUNTER, (), "Bytes for Kafka's clients"),
     "pymq_kafka_fetch_sessions": Spec(GAUGE, (), "Fetch sessions of Kafka's clients"),
+    "pymq_kafka_share_sessions": Spec(GAUGE, (), "Share sessions of Kafka's clients"),
 }
 
 # of a client whose process mirrors topics from or to a Kafka

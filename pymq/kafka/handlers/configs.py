@@ -1,4 +1,4 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: options of topics."""
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: options of topics and groups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError
 from pymq.kafka.codes import Code, code_of
+from pymq.kafka.handlers.share import options as group_options
 from pymq.kafka.shared import options
 from pymq.kafka.shared.controllers import ask_controller, load_brokers
 from pymq.kafka.shared.conversation import GateContext, KafkaCall, Steps
@@ -28,15 +29,19 @@ from pymq.kafka.wire.messages import (
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
 
-TOPIC, BROKER = 2, 4  # kinds of resources
+TOPIC, BROKER, GROUP = 2, 4, 32  # kinds of resources
 SET, DELETE = 0, 1  # operations on an option
 _TOPIC_OPTION, _STATIC_BROKER_OPTION, _DEFAULT = 1, 4, 5  # where a value comes from
 
+_CONSTANT: tuple[Code, str | None] = (
+    Code.INVALID_REQUEST,
+    "only topics have options that can be changed",
+)
 _Result = DescribeConfigsResponseDescribeConfigsResourceResult
 
 
 def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: KafkaCall) -> Steps:
-    """Describe the options of topics, and the few options of a broker."""
+    """Describe the options of topics, and the few options of a broker or a group."""
     del call
     answer = DescribeConfigsResponse()
     for resource in m.resources:
@@ -46,6 +51,12 @@ def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: Kafk
         elif resource.resource_type == BROKER:
             yield from load_brokers(context)
             found = _broker_options(context, resource)
+        elif resource.resource_type == GROUP:
+            found = [
+                _Result(name, fixed, True, _DEFAULT, config_type=kind, documentation=None)
+                for name, (fixed, kind) in group_options.FIXED.items()
+                if _wanted(resource, name)
+            ]
         else:
             found = Code.INVALID_REQUEST, f"resources of type {resource.resource_type}: none"
         code, why = found if isinstance(found, tuple) else (Code.NONE, None)
@@ -121,8 +132,10 @@ def alter_configs(context: GateContext, m: AlterConfigsRequest, call: KafkaCall)
     del call
     answer = AlterConfigsResponse()
     for resource in m.resources:
-        code, why = Code.INVALID_REQUEST, "only topics have options that can be changed"
-        if resource.resource_type == TOPIC:
+        code, why = _CONSTANT
+        if resource.resource_type == GROUP:
+            code, why = _keep([(each.name, each.value) for each in resource.configs])
+        elif resource.resource_type == TOPIC:
             try:
                 given = options.read_all([(each.name, each.value) for each in resource.configs])
             except ConfigError as error:
@@ -147,8 +160,15 @@ def incremental_alter_configs(
     del call
     answer = IncrementalAlterConfigsResponse()
     for resource in m.resources:
-        code, why = Code.INVALID_REQUEST, "only topics have options that can be changed"
-        if resource.resource_type == TOPIC:
+        code, why = _CONSTANT
+        if resource.resource_type == GROUP:
+            code, why = _keep(
+                [
+                    (each.name, each.value if each.config_operation == SET else None)
+                    for each in resource.configs
+                ]
+            )
+        elif resource.resource_type == TOPIC:
             try:
                 wanted = _changes(resource.configs)
             except ConfigError as error:
@@ -163,6 +183,16 @@ def incremental_alter_configs(
             )
         )
     return answer
+
+
+def _keep(configs: list[tuple[str, str | None]]) -> tuple[Code, str | None]:
+    """Return the code for changes of a group's options, which have to keep their values."""
+    try:
+        for name, text in configs:
+            group_options.check(name, text)
+    except ConfigError as error:
+        return code_of(error), error.message
+    return Code.NONE, None
 
 
 def _changes(configs: list[IncrementalAlterConfigsRequestAlterableConfig]) -> dict[str, Any]:

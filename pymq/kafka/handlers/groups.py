@@ -47,9 +47,9 @@ SLACK_MS = 10_000  # waiting time beyond the rebalance timeout, when the coordin
 REBALANCE_MAX_MS = 1 << 31
 CLIENT_MAX = 64  # characters of a client's name in the ids of its members
 ID_REQUIRED_FROM = 4  # the version of JoinGroup whose clients know MEMBER_ID_REQUIRED
-CLASSIC, CONSUMER = "classic", "consumer"
+CLASSIC, CONSUMER, SHARE = "classic", "consumer", "share"
 RECONCILED = "reconciled"  # the coordinator's name for a group of Kafka's type "consumer"
-OTHER = "pymq"  # the protocol type of a group whose members are pymq's own clients
+OWN = "pymq"  # the protocol type of a group with pymq's own consumers, or share sessions
 
 
 def join_group(context: GateContext, m: JoinGroupRequest, call: KafkaCall) -> Steps:
@@ -148,16 +148,19 @@ def list_groups(context: GateContext, m: ListGroupsRequest, call: KafkaCall) -> 
     if not isinstance(found, GroupNames) or found.error is not None:
         return ListGroupsResponse(0, int(group_code(found.error)))
     kinds = {name: (kind, state) for name, kind, state in found.classic}
-    listed = []
-    for name in found.groups:
+    # A group that has only offsets may be of any type, so it counts as a classic one.
+    workers, listed = context.share.members.groups(context.now), []
+    for name in sorted({*found.groups, *workers}):
         kind, state = kinds.get(name, ("", "Empty"))
         if name not in kinds:
             described = yield from ask(context.me, partial(DescribeClassic, group=name))
             if isinstance(described, ClassicState) and described.error is None:
                 kind, state = described.protocol_type, described.state or state
+        type_ = CONSUMER if kind == RECONCILED else CLASSIC
+        if kind == OWN or name in workers:
+            kind, state, type_ = SHARE, "Stable", SHARE
         if m.states_filter and state.lower() not in {each.lower() for each in m.states_filter}:
             continue
-        type_ = CONSUMER if kind == RECONCILED else CLASSIC
         if m.types_filter and type_ not in {each.lower() for each in m.types_filter}:
             continue
         kind = CONSUMER if kind == RECONCILED else kind

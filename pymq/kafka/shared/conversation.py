@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pymq.kafka.security.sasl import Sasl
     from pymq.kafka.shared.controllers import Controllers
     from pymq.kafka.shared.fetch_sessions import FetchSessions
+    from pymq.kafka.shared.share_groups import ShareGroups
     from pymq.kafka.shared.subscriptions import Subscriptions
     from pymq.kafka.shared.topic_cache import TopicCache
     from pymq.kafka.shared.watches import Watches
@@ -69,6 +70,11 @@ class Ask(NamedTuple):
     # The gate appends the ids of the requests. If it finds them here, it sends them again.
     ids: list[int] | None = None
     is_own: bool = False  # the gate needs this itself: the client's permissions do not matter
+    # The gate sends *hasten* once, when one of the requests is answered, one of the partitions of
+    # *watch* ends beyond an offset, or the client sends another request. They make the nodes answer
+    # the other requests; their own answers are dropped.
+    hasten: Sequence[Request] = ()
+    watch: Sequence[tuple[TopicPartition, int]] = ()
 
 
 class Doze(NamedTuple):
@@ -112,6 +118,7 @@ class GateContext:
     watches: Watches
     sessions: FetchSessions
     subscriptions: Subscriptions
+    share: ShareGroups
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits
@@ -139,6 +146,8 @@ class KafkaCall(NamedTuple):
     host: str
     caller: KafkaCaller
     release: Callable[[], None]  # lets the gate answer later requests: this request gets no answer
+    connection: int  # the number of the client's connection
+    has_more: Callable[[], bool]  # whether the client has sent another request
 
 
 def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:

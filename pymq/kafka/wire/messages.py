@@ -57,6 +57,64 @@ class AlterConfigsResponse:
 
 
 @define
+class AlterShareGroupOffsetsRequestAlterShareGroupOffsetsRequestPartition:
+    """AlterShareGroupOffsetsRequestPartition of AlterShareGroupOffsetsRequest."""
+
+    partition_index: int = 0
+    start_offset: int = 0
+
+
+@define
+class AlterShareGroupOffsetsRequestAlterShareGroupOffsetsRequestTopic:
+    """AlterShareGroupOffsetsRequestTopic of AlterShareGroupOffsetsRequest."""
+
+    topic_name: str = ""
+    partitions: list[AlterShareGroupOffsetsRequestAlterShareGroupOffsetsRequestPartition] = Factory(
+        list
+    )
+
+
+@define
+class AlterShareGroupOffsetsRequest:
+    """AlterShareGroupOffsetsRequest, key 91, versions 0 to 0."""
+
+    group_id: str = ""
+    topics: list[AlterShareGroupOffsetsRequestAlterShareGroupOffsetsRequestTopic] = Factory(list)
+
+
+@define
+class AlterShareGroupOffsetsResponseAlterShareGroupOffsetsResponsePartition:
+    """AlterShareGroupOffsetsResponsePartition of AlterShareGroupOffsetsResponse."""
+
+    partition_index: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+
+
+@define
+class AlterShareGroupOffsetsResponseAlterShareGroupOffsetsResponseTopic:
+    """AlterShareGroupOffsetsResponseTopic of AlterShareGroupOffsetsResponse."""
+
+    topic_name: str = ""
+    topic_id: bytes = NO_ID
+    partitions: list[AlterShareGroupOffsetsResponseAlterShareGroupOffsetsResponsePartition] = (
+        Factory(list)
+    )
+
+
+@define
+class AlterShareGroupOffsetsResponse:
+    """AlterShareGroupOffsetsResponse, key 91, versions 0 to 0."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    responses: list[AlterShareGroupOffsetsResponseAlterShareGroupOffsetsResponseTopic] = Factory(
+        list
+    )
+
+
+@define
 class ApiVersionsRequest:
     """ApiVersionsRequest, key 18, versions 0 to 4."""
 
@@ -408,6 +466,43 @@ class DeleteRecordsResponse:
 
 
 @define
+class DeleteShareGroupOffsetsRequestDeleteShareGroupOffsetsRequestTopic:
+    """DeleteShareGroupOffsetsRequestTopic of DeleteShareGroupOffsetsRequest."""
+
+    topic_name: str = ""
+
+
+@define
+class DeleteShareGroupOffsetsRequest:
+    """DeleteShareGroupOffsetsRequest, key 92, versions 0 to 0."""
+
+    group_id: str = ""
+    topics: list[DeleteShareGroupOffsetsRequestDeleteShareGroupOffsetsRequestTopic] = Factory(list)
+
+
+@define
+class DeleteShareGroupOffsetsResponseDeleteShareGroupOffsetsResponseTopic:
+    """DeleteShareGroupOffsetsResponseTopic of DeleteShareGroupOffsetsResponse."""
+
+    topic_name: str = ""
+    topic_id: bytes = NO_ID
+    error_code: int = 0
+    error_message: str | None = None
+
+
+@define
+class DeleteShareGroupOffsetsResponse:
+    """DeleteShareGroupOffsetsResponse, key 92, versions 0 to 0."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    responses: list[DeleteShareGroupOffsetsResponseDeleteShareGroupOffsetsResponseTopic] = Factory(
+        list
+    )
+
+
+@define
 class DeleteTopicsRequestDeleteTopicState:
     """DeleteTopicState of DeleteTopicsRequest."""
 
@@ -576,6 +671,78 @@ class DescribeGroupsResponse:
 
     throttle_time_ms: int = 0
     groups: list[DescribeGroupsResponseDescribedGroup] = Factory(list)
+
+
+@define
+class DescribeShareGroupOffsetsRequestDescribeShareGroupOffsetsRequestTopic:
+    """DescribeShareGroupOffsetsRequestTopic of DescribeShareGroupOffsetsRequest."""
+
+    topic_name: str = ""
+    partitions: list[int] = Factory(list)
+
+
+@define
+class DescribeShareGroupOffsetsRequestDescribeShareGroupOffsetsRequestGroup:
+    """DescribeShareGroupOffsetsRequestGroup of DescribeShareGroupOffsetsRequest."""
+
+    group_id: str = ""
+    topics: list[DescribeShareGroupOffsetsRequestDescribeShareGroupOffsetsRequestTopic] | None = (
+        Factory(list)
+    )
+
+
+@define
+class DescribeShareGroupOffsetsRequest:
+    """DescribeShareGroupOffsetsRequest, key 90, versions 0 to 1."""
+
+    groups: list[DescribeShareGroupOffsetsRequestDescribeShareGroupOffsetsRequestGroup] = Factory(
+        list
+    )
+
+
+@define
+class DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponsePartition:
+    """DescribeShareGroupOffsetsResponsePartition of DescribeShareGroupOffsetsResponse."""
+
+    partition_index: int = 0
+    start_offset: int = 0
+    leader_epoch: int = 0
+    lag: int = -1
+    error_code: int = 0
+    error_message: str | None = None
+
+
+@define
+class DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponseTopic:
+    """DescribeShareGroupOffsetsResponseTopic of DescribeShareGroupOffsetsResponse."""
+
+    topic_name: str = ""
+    topic_id: bytes = NO_ID
+    partitions: list[
+        DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponsePartition
+    ] = Factory(list)
+
+
+@define
+class DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponseGroup:
+    """DescribeShareGroupOffsetsResponseGroup of DescribeShareGroupOffsetsResponse."""
+
+    group_id: str = ""
+    topics: list[DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponseTopic] = Factory(
+        list
+    )
+    error_code: int = 0
+    error_message: str | None = None
+
+
+@define
+class DescribeShareGroupOffsetsResponse:
+    """DescribeShareGroupOffsetsResponse, key 90, versions 0 to 1."""
+
+    throttle_time_ms: int = 0
+    groups: list[DescribeShareGroupOffsetsResponseDescribeShareGroupOffsetsResponseGroup] = Factory(
+        list
+    )
 
 
 @define
@@ -1381,6 +1548,304 @@ class SaslHandshakeResponse:
 
     error_code: int = 0
     mechanisms: list[str] = Factory(list)
+
+
+@define
+class ShareAcknowledgeRequestAcknowledgementBatch:
+    """AcknowledgementBatch of ShareAcknowledgeRequest."""
+
+    first_offset: int = 0
+    last_offset: int = 0
+    acknowledge_types: list[int] = Factory(list)
+
+
+@define
+class ShareAcknowledgeRequestAcknowledgePartition:
+    """AcknowledgePartition of ShareAcknowledgeRequest."""
+
+    partition_index: int = 0
+    acknowledgement_batches: list[ShareAcknowledgeRequestAcknowledgementBatch] = Factory(list)
+
+
+@define
+class ShareAcknowledgeRequestAcknowledgeTopic:
+    """AcknowledgeTopic of ShareAcknowledgeRequest."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[ShareAcknowledgeRequestAcknowledgePartition] = Factory(list)
+
+
+@define
+class ShareAcknowledgeRequest:
+    """ShareAcknowledgeRequest, key 79, versions 1 to 2."""
+
+    group_id: str | None = None
+    member_id: str | None = ""
+    share_session_epoch: int = 0
+    is_renew_ack: bool = False
+    topics: list[ShareAcknowledgeRequestAcknowledgeTopic] = Factory(list)
+
+
+@define
+class ShareAcknowledgeResponseLeaderIdAndEpoch:
+    """LeaderIdAndEpoch of ShareAcknowledgeResponse."""
+
+    leader_id: int = 0
+    leader_epoch: int = 0
+
+
+@define
+class ShareAcknowledgeResponsePartitionData:
+    """PartitionData of ShareAcknowledgeResponse."""
+
+    partition_index: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    current_leader: ShareAcknowledgeResponseLeaderIdAndEpoch = Factory(
+        ShareAcknowledgeResponseLeaderIdAndEpoch
+    )
+
+
+@define
+class ShareAcknowledgeResponseShareAcknowledgeTopicResponse:
+    """ShareAcknowledgeTopicResponse of ShareAcknowledgeResponse."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[ShareAcknowledgeResponsePartitionData] = Factory(list)
+
+
+@define
+class ShareAcknowledgeResponseNodeEndpoint:
+    """NodeEndpoint of ShareAcknowledgeResponse."""
+
+    node_id: int = 0
+    host: str = ""
+    port: int = 0
+    rack: str | None = None
+
+
+@define
+class ShareAcknowledgeResponse:
+    """ShareAcknowledgeResponse, key 79, versions 1 to 2."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    acquisition_lock_timeout_ms: int = 0
+    responses: list[ShareAcknowledgeResponseShareAcknowledgeTopicResponse] = Factory(list)
+    node_endpoints: list[ShareAcknowledgeResponseNodeEndpoint] = Factory(list)
+
+
+@define
+class ShareFetchRequestAcknowledgementBatch:
+    """AcknowledgementBatch of ShareFetchRequest."""
+
+    first_offset: int = 0
+    last_offset: int = 0
+    acknowledge_types: list[int] = Factory(list)
+
+
+@define
+class ShareFetchRequestFetchPartition:
+    """FetchPartition of ShareFetchRequest."""
+
+    partition_index: int = 0
+    partition_max_bytes: int = 0
+    acknowledgement_batches: list[ShareFetchRequestAcknowledgementBatch] = Factory(list)
+
+
+@define
+class ShareFetchRequestFetchTopic:
+    """FetchTopic of ShareFetchRequest."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[ShareFetchRequestFetchPartition] = Factory(list)
+
+
+@define
+class ShareFetchRequestForgottenTopic:
+    """ForgottenTopic of ShareFetchRequest."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ShareFetchRequest:
+    """ShareFetchRequest, key 78, versions 1 to 2."""
+
+    group_id: str | None = None
+    member_id: str | None = ""
+    share_session_epoch: int = 0
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = 2147483647
+    max_records: int = 0
+    batch_size: int = 0
+    share_acquire_mode: int = 0
+    is_renew_ack: bool = False
+    topics: list[ShareFetchRequestFetchTopic] = Factory(list)
+    forgotten_topics_data: list[ShareFetchRequestForgottenTopic] = Factory(list)
+
+
+@define
+class ShareFetchResponseLeaderIdAndEpoch:
+    """LeaderIdAndEpoch of ShareFetchResponse."""
+
+    leader_id: int = 0
+    leader_epoch: int = 0
+
+
+@define
+class ShareFetchResponseAcquiredRecords:
+    """AcquiredRecords of ShareFetchResponse."""
+
+    first_offset: int = 0
+    last_offset: int = 0
+    delivery_count: int = 0
+
+
+@define
+class ShareFetchResponsePartitionData:
+    """PartitionData of ShareFetchResponse."""
+
+    partition_index: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    acknowledge_error_code: int = 0
+    acknowledge_error_message: str | None = None
+    current_leader: ShareFetchResponseLeaderIdAndEpoch = Factory(ShareFetchResponseLeaderIdAndEpoch)
+    records: Records = None
+    acquired_records: list[ShareFetchResponseAcquiredRecords] = Factory(list)
+
+
+@define
+class ShareFetchResponseShareFetchableTopicResponse:
+    """ShareFetchableTopicResponse of ShareFetchResponse."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[ShareFetchResponsePartitionData] = Factory(list)
+
+
+@define
+class ShareFetchResponseNodeEndpoint:
+    """NodeEndpoint of ShareFetchResponse."""
+
+    node_id: int = 0
+    host: str = ""
+    port: int = 0
+    rack: str | None = None
+
+
+@define
+class ShareFetchResponse:
+    """ShareFetchResponse, key 78, versions 1 to 2."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    acquisition_lock_timeout_ms: int = 0
+    responses: list[ShareFetchResponseShareFetchableTopicResponse] = Factory(list)
+    node_endpoints: list[ShareFetchResponseNodeEndpoint] = Factory(list)
+
+
+@define
+class ShareGroupDescribeRequest:
+    """ShareGroupDescribeRequest, key 77, versions 1 to 1."""
+
+    group_ids: list[str] = Factory(list)
+    include_authorized_operations: bool = False
+
+
+@define
+class ShareGroupDescribeResponseTopicPartitions:
+    """TopicPartitions of ShareGroupDescribeResponse."""
+
+    topic_id: bytes = NO_ID
+    topic_name: str = ""
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ShareGroupDescribeResponseAssignment:
+    """Assignment of ShareGroupDescribeResponse."""
+
+    topic_partitions: list[ShareGroupDescribeResponseTopicPartitions] = Factory(list)
+
+
+@define
+class ShareGroupDescribeResponseMember:
+    """Member of ShareGroupDescribeResponse."""
+
+    member_id: str = ""
+    rack_id: str | None = None
+    member_epoch: int = 0
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_topic_names: list[str] = Factory(list)
+    assignment: ShareGroupDescribeResponseAssignment = Factory(ShareGroupDescribeResponseAssignment)
+
+
+@define
+class ShareGroupDescribeResponseDescribedGroup:
+    """DescribedGroup of ShareGroupDescribeResponse."""
+
+    error_code: int = 0
+    error_message: str | None = None
+    group_id: str = ""
+    group_state: str = ""
+    group_epoch: int = 0
+    assignment_epoch: int = 0
+    assignor_name: str = ""
+    members: list[ShareGroupDescribeResponseMember] = Factory(list)
+    authorized_operations: int = -2147483648
+
+
+@define
+class ShareGroupDescribeResponse:
+    """ShareGroupDescribeResponse, key 77, versions 1 to 1."""
+
+    throttle_time_ms: int = 0
+    groups: list[ShareGroupDescribeResponseDescribedGroup] = Factory(list)
+
+
+@define
+class ShareGroupHeartbeatRequest:
+    """ShareGroupHeartbeatRequest, key 76, versions 1 to 1."""
+
+    group_id: str = ""
+    member_id: str = ""
+    member_epoch: int = 0
+    rack_id: str | None = None
+    subscribed_topic_names: list[str] | None = None
+
+
+@define
+class ShareGroupHeartbeatResponseTopicPartitions:
+    """TopicPartitions of ShareGroupHeartbeatResponse."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ShareGroupHeartbeatResponseAssignment:
+    """Assignment of ShareGroupHeartbeatResponse."""
+
+    topic_partitions: list[ShareGroupHeartbeatResponseTopicPartitions] = Factory(list)
+
+
+@define
+class ShareGroupHeartbeatResponse:
+    """ShareGroupHeartbeatResponse, key 76, versions 1 to 1."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: ShareGroupHeartbeatResponseAssignment | None = None
 
 
 @define

@@ -21,7 +21,7 @@ from pymq.kafka.wire.schema import FIXED, HINTS, Field, MessageSchema, class_nam
 
 KEYS = {
     *(0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22, 23, 32, 33, 37, 42, 44),
-    *(17, 36, 60, 68, 69),
+    *(17, 36, 60, 68, 69, 76, 77, 78, 79, 90, 91, 92),
 }
 """The keys of the APIs that pymq serves."""
 
@@ -149,13 +149,25 @@ def render_messages(schemas: dict[str, MessageSchema]) -> str:
                     value = "Factory(list)"
                 elif value.endswith("()"):
                     value = f"Factory({value[:-2]})"
-                line = f"    {field.name}: {hint(message.name, field)} = {value}"
-                if len(line) > LINE_MAX:
-                    line = line.replace("(", "(\n        ").replace(")", "\n    )")
-                parts.append(line)
+                parts.append(_line(field.name, hint(message.name, field), value))
             if not fields:
                 parts[-1] = parts[-1].rstrip("\n")
     return "\n".join(parts).replace("\n\n\n\n", "\n\n\n") + "\n"
+
+
+def _line(name: str, kind: str, value: str) -> str:
+    """Return the line of a field, broken as the formatter breaks a line that is too long."""
+    line = f"    {name}: {kind} = {value}"
+    if len(line) <= LINE_MAX:
+        return line
+    call = line.replace("(", "(\n        ").replace(")", "\n    )")
+    if len(call.partition("\n")[0]) <= LINE_MAX:
+        return call
+    wrapped = f"    {name}: {kind} = (\n        {value}\n    )"
+    if len(wrapped.partition("\n")[0]) <= LINE_MAX:
+        return wrapped
+    item = kind.removeprefix("list[").removesuffix("]")
+    return f"    {name}: list[\n        {item}\n    ] = {value}"
 
 
 def _summary(message: MessageSchema, struct: str) -> str:

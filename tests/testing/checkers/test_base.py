@@ -599,6 +599,13 @@ def returned_and_not_counted(s: Scene) -> None:
     group.gives("m2", 0, 1, 3, 1)
 
 
+def bound_to_another_partition(s: Scene) -> None:
+    group = Group(s)
+    options = ("0", "1"), "sticky", 1000, 500, 0, -2
+    group.gets(Join(3, "g", "m1", "t", *options, ordered=False, within=("1",)), "m1")
+    group.gives("m1", 0, 1, 1)
+
+
 def settled_by_another(s: Scene) -> None:
     group = Group(s)
     group.gives("m1", 0, 10, 1)
@@ -940,6 +947,7 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     keys_go_to_a_member_that_is_free: "keys-to-their-owner",
     nobody_serves_a_member_that_is_free: "idle-is-served",
     settled_by_another: "settled-by-its-holder",
+    bound_to_another_partition: "within-its-partitions",
     an_urgent_record_is_left: "urgent-first",
     an_urgent_record_of_another_partition_is_left: "urgent-first",
     returned_and_given_too_early: "backoff-is-waited",

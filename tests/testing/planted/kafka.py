@@ -19,6 +19,7 @@ from pymq.core.group.kafka.classic.group import ClassicGroupState
 from pymq.core.group.kafka.reconciled.codes import ReconciledCode
 from pymq.core.group.kafka.reconciled.coordinator import ReconciledCoordinator
 from pymq.core.group.kafka.reconciled.group import ReconciledGroup
+from pymq.core.group.member import Member
 from pymq.core.message import Produce
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ProducerFenced
@@ -27,6 +28,9 @@ from pymq.kafka.connection import KafkaConnection
 from pymq.kafka.door import KafkaDoor
 from pymq.kafka.gate import KafkaGate
 from pymq.kafka.handlers import delete_records, fetch, produce
+from pymq.kafka.handlers.share import fetch as share_fetch
+from pymq.kafka.handlers.share import reading
+from pymq.kafka.handlers.share.reading import LeasedPart
 from pymq.kafka.shared.conversation import Pause
 from pymq.kafka.shared.fetch_sessions import FetchSession, FetchSessions
 from tests.testing.planted.bug import bug, plant
@@ -222,7 +226,7 @@ bug(
 
 
 @plant("kafka-base-offset-as-sent", fetch, "serve")
-def as_sent(serve: Any, batch: Any, crc32c: Any) -> Any:
+def as_sent(serve: Any, batch: Any, crc32c: Any, start: int = 0, end: int = 0) -> Any:
     return [batch.body] if batch.header.body_format == KAFKA_FORMAT else serve(batch, crc32c)
 
 
@@ -236,7 +240,7 @@ bug(
 
 
 @plant("kafka-leader-epoch-as-sent", fetch, "serve")
-def epoch_as_sent(serve: Any, batch: Any, crc32c: Any) -> Any:
+def epoch_as_sent(serve: Any, batch: Any, crc32c: Any, start: int = 0, end: int = 0) -> Any:
     parts = serve(batch, crc32c)
     if batch.header.body_format != KAFKA_FORMAT:
         return parts
@@ -473,3 +477,50 @@ bug(
 def served_unchecked(sound: Any, found: Any) -> Any:
     batches = list(split(found.data)) if getattr(found, "data", b"") else []
     return fetch._SoundBatches(batches)
+
+
+# --- share groups ---------------------------------------------------------------------------------
+
+bug(
+    "kafka-share-any-partition",
+    AREA,
+    "a share session gets records of partitions that its broker does not lead",
+    "own; KIP-932",
+    "kafka-3",
+)
+
+
+@plant("kafka-share-any-partition", Member, "can_consume")
+def any_partition(can_consume: Any, self: Member, partition: str) -> bool:
+    return True
+
+
+bug(
+    "kafka-share-holes-stay",
+    AREA,
+    "the gate leaves it to share consumers to acknowledge offsets without a record for them",
+    "own; KIP-932",
+    RUNS,
+    is_slow=True,
+)
+
+
+@plant("kafka-share-holes-stay", share_fetch, "fill")
+def holes_stay(fill: Any, context: Any, leased: LeasedPart, group: str) -> None:
+    fill(context, leased, group)
+    leased.holes.clear()
+
+
+bug(
+    "kafka-share-leases-of-whole-batches",
+    AREA,
+    "a share consumer is told that it has leased all records of the batches that it gets",
+    "own; KIP-932",
+    RUNS,
+)
+
+
+@plant("kafka-share-leases-of-whole-batches", reading, "_acquired")
+def whole_batches(acquired: Any, context: Any, batch: Any, leased: LeasedPart, group: str) -> Any:
+    if list(acquired(context, batch, leased, group)):
+        yield batch.base_offset, batch.end_offset, 1

@@ -53,6 +53,7 @@ FINDS: dict[Run, str] = {
     ("kafka-1", 9): """kafka-moved-before-given-up kafka-stale-commit-accepted""",
     ("kafka-3", 0): """kafka-answered-by-leader-alone""",
     ("kafka-3", 3): """kafka-half-frame-stays kafka-start-goes-back""",
+    ("kafka-3", 6): """kafka-share-any-partition kafka-share-leases-of-whole-batches""",
     ("kafka-narrow", 0): """kafka-full-for-ever kafka-reads-when-full""",
     ("network", 0): """nack-acknowledges repeats-written repeat-misplaced""",
     ("network-3", 0): """delays-of-returns-forgotten""",

@@ -29,6 +29,7 @@ detail of its body.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ RECORDS_MAX = 100_000  # of a batch that enters
 RECORDS_PIECE = 5_000  # that are decoded at a time: 3 ms
 BYTES_PER_RECORD = 256  # bytes that are unpacked in the time in which one record is decoded
 _TIME_END = 1 << 63
+OFFSET_END = 1 << 62  # after every offset
 
 
 class KafkaLimits(NamedTuple):
@@ -292,8 +294,15 @@ def encoded_columns(header: Header, body: Buffer) -> dict[int, memoryview]:
 # --- out ----------------------------------------------------------------------------------------
 
 
-def serve(batch: EncodedBatch, crc32c: Callable[[Buffer], int]) -> list[Buffer]:
+def serve(
+    batch: EncodedBatch,
+    crc32c: Callable[[Buffer], int],
+    start: int = 0,
+    end: int = OFFSET_END,
+) -> list[Buffer]:
     """Return a batch of the log in the format of Kafka's clients, as consecutive parts.
+
+    A client that needs only the records from *start* to *end*, exclusive, may get the others, too.
 
     A Kafka batch gets a new stamp and is not copied. A batch of pymq's own format is encoded as a
     Kafka batch, which costs 1 to 3 us a record. A hidden batch
@@ -313,15 +322,19 @@ def serve(batch: EncodedBatch, crc32c: Callable[[Buffer], int]) -> list[Buffer]:
         return [_sealed(header, 0, 0, 0, b"", crc32c)]
     if header.body_format != COLUMNS_FORMAT:
         raise CorruptBatch(f"body format {header.body_format} cannot be read by this version")
-    base, first = header.base_offset, header.first_timestamp
+    base, first, offsets = header.base_offset, header.first_timestamp, batch.offsets
+    rows = slice(bisect_left(offsets, start), bisect_left(offsets, end))
+    count = rows.stop - rows.start
+    if not count:
+        return [_sealed(header, 0, 0, 0, b"", crc32c)]
     data = records.encode(
-        [offset - base for offset in batch.offsets],
-        [time - first for time in batch.timestamps],
-        batch.keys,
-        batch.values,
-        batch.headers,
+        [offset - base for offset in offsets[rows]],
+        [time - first for time in batch.timestamps[rows]],
+        batch.keys[rows],
+        batch.values[rows],
+        batch.headers[rows],
     )
-    return [_sealed(header, header.count, first, header.max_timestamp, data, crc32c)]
+    return [_sealed(header, count, first, header.max_timestamp, data, crc32c)]
 
 
 def _sealed(

@@ -116,6 +116,7 @@ class LeaseRules(Checker):
         "idle-is-served",
         "acked-not-delivered-again",
         "settled-by-its-holder",
+        "within-its-partitions",
     )
     sends = (Acquired, Settled)
     receives = (Join, Leave, Acquire, Settle, CommitOffset)
@@ -309,7 +310,13 @@ class LeaseRules(Checker):
             if join is None:
                 continue
             grants = self._held(host, acquire.group, acquire.member, lease.partition)
-            has_keys = self._has_keys(name, lease.start, lease.end)
+            has_keys = self._has_keys(name, lease.start, lease.end) and join.ordered is not False
+            if join.within is not None and lease.partition not in join.within:
+                self.fail(
+                    "within-its-partitions",
+                    f"{host.name} gives {acquire.group} {lease} to {acquire.member}, which can "
+                    f"consume {join.within} only",
+                )
             if has_keys and owners is not None and acquire.member not in owners:
                 self.fail(
                     "keys-to-their-owner",
@@ -364,6 +371,8 @@ class LeaseRules(Checker):
         if m.error is not None or join is None or not is_free or host.broker is None:
             return
         for partition, start, end in probe.loose(host.broker, acquire.group, acquire.member):
+            if join.within is not None and partition not in join.within:
+                continue
             if self._has_keys((join.topic, partition), start, end) is False:
                 self.fail(
                     "idle-is-served",

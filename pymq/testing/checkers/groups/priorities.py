@@ -81,7 +81,7 @@ def _left(group: ConsumerGroup, member: Member, now: int) -> Iterator[Urgent]:
     shares = member.waiting.shares
     for (topic, partition), leases in group.offsets.leases.items():
         known = reach.get(partition)
-        if topic != member.topic or known is None:
+        if topic != member.topic or known is None or not member.can_consume(partition):
             continue
         among = loose = group.offsets.loose(topic, leases)
         owners = group.owners(topic, partition)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pymq.testing.faults.plan import Plan
 
 NAME = "kafka"
+SHARES_SHARE = 0.25  # of the plans have workers of share groups
 
 
 def draw_kafka(plan: Plan) -> None:
@@ -33,6 +34,7 @@ def draw_kafka(plan: Plan) -> None:
     compacted = [str(t["name"]) for t in topics if t["config"].get("cleanup_policy") == "compact"]
     plan.kafka = [_client(rng, names, compacted) for _ in range(rng.choice([1, 2, 3]))]
     _draw_ops(plan, rng, topics, compacted)
+    _draw_shares(plan, names)
     plan.ops.sort(key=lambda step: int(step[0]))
 
 
@@ -70,6 +72,17 @@ def _client(rng: Random, topics: list[str], compacted: list[str]) -> dict[str, A
             if rng.random() < 0.4
         ],
     }
+
+
+def _draw_shares(plan: Plan, topics: list[str]) -> None:
+    """Add workers of share groups to some plans; the rest of the plan stays as it was."""
+    rng = Random(mix(plan.seed, "kafka shares"))
+    if rng.random() >= SHARES_SHARE:
+        return
+    for client in plan.kafka:
+        client["shares"] = [
+            [name, f"k-share-{name}"] for name in topics for _ in range(2) if rng.random() < 0.5
+        ]
 
 
 def _draw_ops(plan: Plan, rng: Random, topics: list[dict[str, Any]], compacted: list[str]) -> None:

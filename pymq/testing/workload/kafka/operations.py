@@ -24,6 +24,7 @@ from pymq.testing.workload.kafka.groups import ClassicMemberApp, KafkaMember, Re
 from pymq.testing.workload.kafka.names import indexes, partition_name
 from pymq.testing.workload.kafka.producer import KafkaProducerApp
 from pymq.testing.workload.kafka.reader import KafkaReaderApp, Place
+from pymq.testing.workload.kafka.share import ShareWorkerApp
 from pymq.testing.workload.liveness import Liveness
 
 LAST = "kafka-last"  # the client that the end of a run needs
@@ -52,6 +53,10 @@ class KafkaProcess:
             self.read(str(topic))
         for topic, group, kind in config.get("groups", ()):
             self.join(str(topic), str(group), str(kind))
+        self.workers = [
+            ShareWorkerApp(self.client, str(group), str(topic), number)
+            for number, (topic, group) in enumerate(config.get("shares", ()))
+        ]
 
     def read(self, topic: str) -> None:
         """Read all partitions of a topic from their beginnings."""
@@ -75,6 +80,8 @@ class KafkaProcess:
         """Die, in the middle of everything."""
         for member in self.members:
             member.crashed()
+        for worker in self.workers:
+            worker.crashed()
         self.client.die()
         for sent in self._operations.history.sent:
             if sent.app == self.client.name and sent.done_at < 0:
@@ -297,6 +304,11 @@ class KafkaOperations:
             for process in self._processes.values()
             for member in process.members
             if process.client.is_up and not member.is_over
+        ] + [
+            (worker.group, worker.topic)
+            for process in self._processes.values()
+            for worker in process.workers
+            if process.client.is_up and not worker.is_over
         ]
 
     def _is_committed(self) -> bool:
