@@ -267,7 +267,12 @@ class KafkaProducerApp:
     def _expire(self, line: PartitionLine) -> None:
         """Give up batches whose time is over."""
         now = self.client.world.now
-        for batch in [b for b in line.batches if b.due <= now and not b.is_under_way]:
+
+        def late() -> SentBatch | None:
+            return next((b for b in line.batches if b.due <= now and not b.is_under_way), None)
+
+        # A failure may begin an epoch, which replaces the batches.
+        while (batch := late()) is not None:
             self._fail(line, batch, DeliveryTimeout("too late"), is_sure=not batch.may_be_written)
 
     def _fail(
