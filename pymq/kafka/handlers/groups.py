@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from pymq.access.rules import Kind, Operation
 from pymq.core.message import (
     BeatClassic,
     ClassicDone,
@@ -142,15 +143,16 @@ def leave_group(context: GateContext, m: LeaveGroupRequest, call: KafkaCall) -> 
 
 
 def list_groups(context: GateContext, m: ListGroupsRequest, call: KafkaCall) -> Steps:
-    """List the groups that this broker coordinates."""
-    del call
-    found = yield from ask(context.me, ListGroups)
+    """List the groups that this broker coordinates, and that the client may describe."""
+    (found,) = yield Ask([(context.me, ListGroups)], is_own=True)
     if not isinstance(found, GroupNames) or found.error is not None:
         return ListGroupsResponse(0, int(group_code(found.error)))
     kinds = {name: (kind, state) for name, kind, state in found.classic}
     # A group that has only offsets may be of any type, so it counts as a classic one.
     workers, listed = context.share.members.groups(context.now), []
     for name in sorted({*found.groups, *workers}):
+        if not call.caller.may(Operation.DESCRIBE, Kind.GROUP, name):
+            continue
         kind, state = kinds.get(name, ("", "Empty"))
         if name not in kinds:
             described = yield from ask(context.me, partial(DescribeClassic, group=name))

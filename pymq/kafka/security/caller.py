@@ -70,6 +70,10 @@ class KafkaCaller:
         need = Requirement(operation, kind, name)
         return self.guard is None or self.guard.allows(self.principal, need)
 
+    def may_read(self, topic: str) -> bool:
+        """Whether the client may read a topic."""
+        return self.may(Operation.READ, Kind.TOPIC, topic)
+
     def may_describe(self, topic: str) -> bool:
         """Whether the client may know that a topic exists."""
         return self.may(Operation.DESCRIBE, Kind.TOPIC, topic)

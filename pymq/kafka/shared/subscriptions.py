@@ -69,7 +69,9 @@ class Subscriptions:
         names = set(found.names)
         if found.pattern is not None:
             every = yield from self._every(context)
-            names |= {name for name in every if found.pattern.fullmatch(name)}
+            # The members of a group share the topics, so each must be allowed to read them.
+            may_read = context.caller.may_read
+            names |= {name for name in every if found.pattern.fullmatch(name) and may_read(name)}
         topics = []
         for name in sorted(names):
             metadata = yield from self._topic(context, name)
@@ -81,7 +83,8 @@ class Subscriptions:
         known = self._loaded.get(name)
         if known is not None and context.now - known[1] < FRESH_MS:
             return known[0]
-        loaded = yield from load_topic(context, name)
+        # All members share the answer, so it must not depend on what one of them may see.
+        loaded = yield from load_topic(context, name, is_own=True)
         metadata = loaded if isinstance(loaded, TopicMetadata) else None
         if len(self._loaded) >= MEMBERS_MAX:
             self._loaded.clear()
@@ -92,7 +95,7 @@ class Subscriptions:
         names, at = self._names
         if context.now - at < FRESH_MS:
             return names
-        answer = yield from ask_controller(context, ListTopics)
+        answer = yield from ask_controller(context, ListTopics, is_own=True)
         if isinstance(answer, Answer) and isinstance(answer.result, (list, tuple)):
             names = tuple(str(name) for name in answer.result if not is_internal(str(name)))
             self._names = names, context.now

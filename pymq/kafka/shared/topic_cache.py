@@ -57,11 +57,16 @@ class TopicCache:
         return self._names.get(topic_id)
 
 
-def load_topic(context: GateContext, name: str) -> Generator[Wait, Any, TopicMetadata | PymqError]:
-    """Ask the zkserver for a topic. Kafka's clients do not see internal ones."""
+def load_topic(
+    context: GateContext, name: str, *, is_own: bool = False
+) -> Generator[Wait, Any, TopicMetadata | PymqError]:
+    """Ask the zkserver for a topic. Kafka's clients do not see internal ones.
+
+    With *is_own* the gate asks for itself, whatever the client may do.
+    """
     if is_internal(name):
         return UnknownTopic(f"topic {name!r} is internal")
-    answer = yield from ask_controller(context, lambda r: GetMetadata(r, name))
+    answer = yield from ask_controller(context, lambda r: GetMetadata(r, name), is_own=is_own)
     if isinstance(answer, Answer) and isinstance(answer.result, TopicMetadata):
         context.topics.put(answer.result)
         return answer.result

@@ -212,12 +212,35 @@ def test_the_policy_holds(with_passwords: Secured) -> None:
     with pytest.raises(ck.KafkaException) as refused:
         admin.delete_topics(["orders"])["orders"].result(20)
     assert refused.value.args[0].code() == TOPIC_REFUSED
+    groups = admin.list_consumer_groups(request_timeout=20).result(20)
+    assert (groups.valid, groups.errors) == ([], [])
     # Without a group, bob may read.
     consumer = ck.Consumer({**bob, "group.id": "none"})
     consumer.assign([ck.TopicPartition("orders", 0, 0)])
     message = consumer.poll(20)
     consumer.close()
     assert message.value() == b"one"
+
+
+def test_a_group_gets_no_topics_that_its_members_may_not_read(with_passwords: Secured) -> None:
+    """Neither by a pattern, nor do others lose theirs."""
+    alice = login(with_passwords, "SCRAM-SHA-256", "alice")
+    create(alice, "orders")
+    assert send(alice, "orders", b"one") is None
+    new = {"group.protocol": "consumer"}
+    assert read({**alice, **new}, "^ord.*") == b"one"
+    with_passwords.policy.write_text(POLICY.replace('"topic:orders*"', '"topic:other*"'))
+    bob = login(with_passwords, "SCRAM-SHA-256", "bob")
+    while send(alice, "orders") is None:
+        pass  # until the new policy is in force
+    consumer = ck.Consumer({**alice, **new, "group.id": "workers"})
+    consumer.subscribe(["^ord.*"])
+    assert consumer.poll(3) is None
+    consumer.close()
+    other = ck.Consumer({**bob, "group.id": "none"})
+    other.assign([ck.TopicPartition("orders", 0, 0)])
+    assert other.poll(20).value() == b"one"
+    other.close()
 
 
 def test_a_policy_that_changes_holds_for_open_connections(with_passwords: Secured) -> None:
