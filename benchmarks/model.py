@@ -31,9 +31,9 @@ class Job:
     round: int = 0
 
     def count(self, usual: int) -> int:
-        """Return how many records to use instead of *usual* ones in a long run.
+        """Return the number of records at this scale; a long run has *usual* records.
 
-        A multiple of 1,000.
+        The result is a multiple of 1,000.
         """
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 

@@ -1,8 +1,8 @@
 """The thread of the door of an embedded queue.
 
-The thread waits for all sockets. For the turn in which the gates get the received frames it takes
-the driver's lock, like any thread of the application. The answers are sent after the turn. When
-another thread runs a turn that makes answers, it wakes this one.
+The thread waits for all sockets. It gives the received frames to the gates in a turn of the loop,
+for which it takes the driver's lock, as any thread of the application does. It sends the answers
+after the turn. If another thread runs a turn that makes answers, that thread wakes this one.
 """
 
 from __future__ import annotations

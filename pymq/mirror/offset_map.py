@@ -4,8 +4,9 @@ The map is a list of runs: *count* records from offset *source* on have the offs
 on. A partition without gaps needs a single run. Kafka leaves gaps where a transaction ended or
 where compaction removed records, and pymq where an election or a roll used an offset.
 
-A map has at most :data:`RUNS_MAX` runs. If there are more, it drops runs that end less than *grain*
-source offsets after the last run that it keeps, and doubles *grain* until enough runs are dropped.
+A map has at most :data:`RUNS_MAX` runs. A longer map is thinned out: it drops each run that ends
+less than *grain* source offsets after the last run that it has kept. If too many are left, it
+doubles *grain* and thins out again.
 A translated offset is then less than *grain* records behind the exact one, and never ahead.
 """
 

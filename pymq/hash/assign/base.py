@@ -117,7 +117,7 @@ class AssignmentGroup:
         return all(len(able) == len(self.members) for able in self.takers.values())
 
     def by_takers(self) -> dict[tuple[str, ...], list[Partition]]:
-        """Return partitions by their takers, in the order of each set's first partition."""
+        """Group partitions by the members that may take them, in the order of the partitions."""
         found: dict[tuple[str, ...], list[Partition]] = {}
         for partition, able in self.takers.items():
             found.setdefault(able, []).append(partition)
