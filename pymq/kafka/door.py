@@ -35,6 +35,7 @@ from pymq.kafka.security.tls import DoorTls, TlsSocket
 CONNECTIONS_MAX = 1_000
 UNKNOWN_MAX = 250  # connections of clients that have yet to prove who they are
 UNKNOWN_S = 30.0  # time to prove it
+HANDSHAKES_MAX = 200  # of TLS a second: each takes the broker's thread about a millisecond
 UNKNOWN_BYTES_MAX = 64 << 10  # of a frame before that
 RECEIVING_MAX = 512 << 20  # bytes of frames that are being received, of all connections
 READ_BYTES = 4 << 20  # of one connection in a round
@@ -123,6 +124,8 @@ class KafkaDoor:
         self._gone: list[_Client] = []
         self._thread = 0  # the thread that calls this object
         self._rests_until = 0.0
+        self._handshakes = 0  # in the second that ends at ...
+        self._handshakes_until = 0.0
         self._looks_at = 0.0
         self.turned_away = 0  # connections beyond the limit
         self.timed_out = 0  # connections closed because their clients have not proved who they are
@@ -270,12 +273,24 @@ class KafkaDoor:
             self._leave(next(iter(self._unknown.values())))
         found.setblocking(False)
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if listener.tls is not None:
+            self._count_handshake(listener)
         try:
             wrapped = found if listener.tls is None else listener.tls.wrap(found)
         except OSError:
             found.close()  # The client is gone already.
             return
         self._accepted.append((wrapped, str(host), listener))
+
+    def _count_handshake(self, listener: KafkaListener) -> None:
+        """Rest for a while after many handshakes, so that strangers do not keep the broker busy."""
+        now = self._clock()
+        if now >= self._handshakes_until:
+            self._handshakes, self._handshakes_until = 0, now + 1.0
+        self._handshakes += 1
+        if self._handshakes >= HANDSHAKES_MAX:
+            self._rests_until = now + REST_S
+            self._selector.unregister(listener.socket)
 
     def _receive(self, client: _Client) -> list[memoryview]:
         """Receive the bytes that have arrived, up to a limit; returns the complete frames."""

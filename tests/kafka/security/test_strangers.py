@@ -210,3 +210,11 @@ def test_there_is_little_time_to_prove_something(tmp_path: Path) -> None:
             assert (len(opened), opened.timed_out) == (0, 1)
             assert is_closed(client)
         opened.shut()
+
+
+def test_handshakes_are_limited_and_clients_still_come(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKES_MAX", 3)
+    for _ in range(8):
+        check_service(secured)
