@@ -102,6 +102,8 @@ class ReturnedRules(Checker):
             return
         if probe.address(broker, m.group, m.member) != source:
             return  # The coordinator refuses this return.
+        if host.is_paused:
+            return  # It is handled later, perhaps for another delivery, if it is a repetition.
         acked = {(partition, span) for partition, span in m.acks}
         # of two returns of the same records the later one counts
         nacks = {(partition, span): delay for partition, span, delay in m.nacks}
