@@ -11,6 +11,7 @@ from pymq.kafka.security.caller import KafkaCaller
 
 REQUESTS_MAX = 100  # of a connection at a time; then it is not read
 OUT_BYTES_MAX = 64 << 20  # that wait to be sent to a connection; then it is not read
+UNKNOWN_OUT_BYTES_MAX = 64 << 10  # the same for a client that has yet to prove who it is
 
 
 @define
@@ -46,4 +47,5 @@ class KafkaConnection:
     def is_full(self) -> bool:
         """Whether the door must not read from the connection now."""
         waiting = self.queued_bytes - self.sent_bytes
-        return len(self.slots) >= REQUESTS_MAX or waiting >= OUT_BYTES_MAX or bool(self.held)
+        most = OUT_BYTES_MAX if self.caller.is_known else UNKNOWN_OUT_BYTES_MAX
+        return len(self.slots) >= REQUESTS_MAX or waiting >= most or bool(self.held)

@@ -16,7 +16,9 @@ import pytest
 from pymq.core.batch.columns import Buffer
 from pymq.kafka import door
 from pymq.kafka.codes import Code
+from pymq.kafka.connection import UNKNOWN_OUT_BYTES_MAX, KafkaConnection
 from pymq.kafka.endpoint import make_gate
+from pymq.kafka.security.caller import KafkaCaller
 from pymq.kafka.security.sasl import Sasl
 from pymq.kafka.security.users import UsersFile, new_user, write_users
 from pymq.kafka.wire import codec
@@ -218,3 +220,10 @@ def test_handshakes_are_limited_and_clients_still_come(
     monkeypatch.setattr(door, "HANDSHAKES_MAX", 3)
     for _ in range(8):
         check_service(secured)
+
+
+def test_a_stranger_that_reads_no_answers_is_soon_not_read() -> None:
+    connection = KafkaConnection(1, caller=KafkaCaller(must_prove=True))
+    connection.queued_bytes = UNKNOWN_OUT_BYTES_MAX
+    before, connection.caller.principal = connection.is_full, "alice"
+    assert (before, connection.is_full) == (True, False)
